@@ -1,0 +1,2 @@
+//! gpuward: see the library's `bin` modules.
+fn main() {}

@@ -1,0 +1,2 @@
+//! gpuwardd: see the library's `bin` modules.
+fn main() {}

@@ -1,0 +1,197 @@
+//! The host: a root to read from, and one narrow seam to write through.
+//!
+//! Reads name the attribute wanted and never walk a directory's files: reading a file of a driver can act (AMD's `gim` resets the
+//! GPU when its `reset_gpu` is read). A missing file is `None`; every other failure is an error with the path in it.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What answers stores into kernel attributes: the Linux of this host, or a simulated kernel.
+pub trait Kernel: Send + Sync {
+    /// Stores `value` in `attribute`, a path below the host's root (`sys/bus/pci/drivers_probe`).
+    ///
+    /// Gives up at `deadline` with [`StoreError::Stuck`], leaving the caller alive.
+    ///
+    /// # Errors
+    /// The errno the kernel answered the write with, or `Stuck`.
+    fn store(&self, attribute: &Path, value: &str, deadline: Instant) -> Result<(), StoreError>;
+}
+
+/// Why a store into a kernel attribute failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The kernel refused the write.
+    #[error("the kernel refused {value:?} in {}", attribute.display())]
+    Refused {
+        /// The attribute, below the host's root.
+        attribute: PathBuf,
+        /// What was to be stored.
+        value: String,
+        /// The errno.
+        #[source]
+        source: io::Error,
+    },
+    /// The write did not return before its deadline. Its effect may still come.
+    #[error("storing {value:?} in {} has not returned; the driver is stuck in the kernel", attribute.display())]
+    Stuck {
+        /// The attribute, below the host's root.
+        attribute: PathBuf,
+        /// What was to be stored.
+        value: String,
+    },
+}
+
+impl StoreError {
+    /// The errno the kernel answered with; `None` where it has not answered.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Refused { source, .. } => source.raw_os_error(),
+            Self::Stuck { .. } => None,
+        }
+    }
+}
+
+/// A file or link of the host that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {verb} {}", path.display())]
+pub struct HostError {
+    verb: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+impl HostError {
+    /// An error of `verb` ("read", "list") on `path`.
+    pub fn new(verb: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self { verb, path: path.into(), source }
+    }
+
+    /// The kind of the failure underneath.
+    pub fn kind(&self) -> io::ErrorKind {
+        self.source.kind()
+    }
+}
+
+/// The kernel of a captured tree: it refuses every store.
+#[derive(Debug)]
+pub struct ReadOnly;
+
+impl Kernel for ReadOnly {
+    fn store(&self, attribute: &Path, value: &str, _deadline: Instant) -> Result<(), StoreError> {
+        let source = io::Error::from(io::ErrorKind::ReadOnlyFilesystem);
+        Err(StoreError::Refused { attribute: attribute.into(), value: value.into(), source })
+    }
+}
+
+/// A host: a root to read from and a kernel to store through. Cheap to clone.
+#[derive(Clone)]
+pub struct Host {
+    root: PathBuf,
+    kernel: Arc<dyn Kernel>,
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host").field("root", &self.root).finish_non_exhaustive()
+    }
+}
+
+/// The longest attribute that is read; the kernel's own limit is one page, `/proc/iomem` and `modules.alias` are longer.
+const LONGEST: u64 = 16 << 20;
+
+impl Host {
+    /// The host below `root`, whose stores `kernel` answers.
+    pub fn new(root: impl Into<PathBuf>, kernel: Arc<dyn Kernel>) -> Self {
+        Self { root: root.into(), kernel }
+    }
+
+    /// A captured tree: read, never stored into.
+    pub fn captured(root: impl Into<PathBuf>) -> Self {
+        Self::new(root, Arc::new(ReadOnly))
+    }
+
+    /// Where reads start: `/` on a real host.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The path of `file` (relative, such as `sys/bus/pci`) on this machine.
+    pub fn path(&self, file: impl AsRef<Path>) -> PathBuf {
+        self.root.join(file)
+    }
+
+    /// The text of `file` without its trailing white space; `None` where there is no such file.
+    ///
+    /// Bytes that are no UTF-8 are replaced: sysfs is ASCII, and garbage must not hide a device.
+    ///
+    /// # Errors
+    /// Any failure but a missing file or a device that has just left (`ENODEV`).
+    pub fn read(&self, file: impl AsRef<Path>) -> Result<Option<String>, HostError> {
+        let bytes = self.read_bytes(file, LONGEST)?;
+        Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).trim_end().to_owned()))
+    }
+
+    /// The first `limit` bytes of `file`; `None` where there is no such file.
+    ///
+    /// # Errors
+    /// Any failure but a missing file or a device that has just left (`ENODEV`).
+    pub fn read_bytes(&self, file: impl AsRef<Path>, limit: u64) -> Result<Option<Vec<u8>>, HostError> {
+        let path = self.path(file);
+        let mut bytes = Vec::new();
+        let read = File::open(&path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
+        present(read, "read", path).map(|read| read.map(|_| bytes))
+    }
+
+    /// The last element of what the link `file` points to; `None` where there is no such link.
+    ///
+    /// # Errors
+    /// Any failure but a missing link.
+    pub fn link_name(&self, file: impl AsRef<Path>) -> Result<Option<String>, HostError> {
+        let path = self.path(file);
+        let target = present(fs::read_link(&path), "follow", path)?;
+        Ok(target.and_then(|target| Some(target.file_name()?.to_string_lossy().into_owned())))
+    }
+
+    /// The names in the directory `dir`, sorted; `None` where there is no such directory.
+    ///
+    /// # Errors
+    /// Any failure but a missing directory.
+    pub fn entries(&self, dir: impl AsRef<Path>) -> Result<Option<Vec<String>>, HostError> {
+        let path = self.path(dir);
+        let names = fs::read_dir(&path).and_then(|entries| {
+            let mut names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<io::Result<Vec<_>>>()?;
+            names.sort();
+            Ok(names)
+        });
+        present(names, "list", path)
+    }
+
+    /// Whether `file` is there (links are not followed).
+    pub fn exists(&self, file: impl AsRef<Path>) -> bool {
+        fs::symlink_metadata(self.path(file)).is_ok()
+    }
+
+    /// Stores `value` in `attribute` through this host's kernel.
+    ///
+    /// # Errors
+    /// As [`Kernel::store`].
+    pub fn store(&self, attribute: impl AsRef<Path>, value: &str, deadline: Instant) -> Result<(), StoreError> {
+        self.kernel.store(attribute.as_ref(), value, deadline)
+    }
+}
+
+// A device can leave while we look: its files then answer ENOENT, ENOTDIR or ENODEV, and it simply is not there any more.
+fn present<T>(result: io::Result<T>, verb: &'static str, path: PathBuf) -> Result<Option<T>, HostError> {
+    const ENODEV: i32 = 19;
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(error) if error.raw_os_error() == Some(ENODEV) => Ok(None),
+        Err(source) => Err(HostError { verb, path, source }),
+    }
+}

@@ -1,0 +1,12 @@
+//! PCI functions of a host and everything VFIO needs to know about them.
+//!
+//! [`Host`] is a root to read from and one narrow seam, [`Kernel`], to write through: a captured tree, a simulated host and a
+//! real host are read by the same code. [`Inventory`] is what was observed at one moment, as one value. [`Change`] is one knob
+//! of the host with the value it has and the value it is to have; swapped, it is its own undo.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
+mod address;
+mod host;
+
+pub use address::{InvalidAddress, PciAddress};
+pub use host::{Host, HostError, Kernel, ReadOnly, StoreError};

@@ -1,12 +1,18 @@
 //! PCI functions of a host and everything VFIO needs to know about them.
 //!
 //! [`Host`] is a root to read from and one narrow seam, [`Kernel`], to write through: a captured tree, a simulated host and a
-//! real host are read by the same code. [`Inventory`] is what was observed at one moment, as one value. [`Change`] is one knob
+//! real host are read by the same code. [`Inventory`] is what was observed at one moment, as one value. A change is one knob
 //! of the host with the value it has and the value it is to have; swapped, it is its own undo.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod address;
+mod function;
+mod group;
 mod host;
+mod inventory;
 
 pub use address::{InvalidAddress, PciAddress};
+pub use function::{Bar, Binding, Function, Identity, Ids, Kind, Link, Power, Sriov, VgpuInterface};
+pub use group::{AcsCapability, Group, GroupId, Member, NotViable, PortAcs};
 pub use host::{Host, HostError, Kernel, ReadOnly, StoreError};
+pub use inventory::{Inventory, Iommu};

@@ -1,2 +1,12 @@
-//! The gpuward daemon and its command.
+//! The gpuward daemon and its command: everything with time in it.
+//!
+//! One engine thread decides and owns inventory, ledger and journal. [`request`] is what may be asked of it, [`view`] what it
+//! publishes, [`failure`] how it refuses. The bus is the only asynchronous part.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
+pub mod config;
+pub mod failure;
+pub mod id;
+pub mod request;
+pub mod spec;
+pub mod view;

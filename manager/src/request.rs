@@ -1,0 +1,115 @@
+//! What may be asked of the engine.
+
+use std::fmt;
+
+use vfio::PciAddress;
+
+use crate::failure::Failure;
+use crate::id::{JobId, MachineId};
+use crate::spec::MachineSpec;
+
+/// One wish about a device: what `Plan` and `Apply` take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// From the host into the pool.
+    Assign {
+        /// Any device of the bundle.
+        device: PciAddress,
+        /// Also where it is the boot display or the only console (polkit action `force`).
+        force: bool,
+    },
+    /// From the pool back to its own driver.
+    Release {
+        /// Any device of the bundle.
+        device: PciAddress,
+    },
+}
+
+/// A change asked for. Each becomes a job.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Request {
+    /// Carries out goals together; refused where the plan has another digest than the one given.
+    Apply {
+        /// What is wished.
+        goals: Vec<Goal>,
+        /// The digest of the plan that was looked at.
+        plan_digest: Option<String>,
+    },
+    /// Records a machine, off. Boxed: a specification is large.
+    CreateMachine {
+        /// What it is to be.
+        spec: Box<MachineSpec>,
+    },
+    /// Claims its devices and starts its domain.
+    StartMachine(MachineId),
+    /// Asks the guest to shut down; kills it after its deadline where its specification says so.
+    StopMachine(MachineId),
+    /// Ends the domain at once.
+    KillMachine(MachineId),
+    /// Forgets a machine that is off.
+    RemoveMachine(MachineId),
+    /// Observes the host anew.
+    Rescan,
+}
+
+/// A request with who asks and on which conditions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Submission {
+    /// What is asked.
+    pub request: Request,
+    /// Who asks.
+    pub uid: u32,
+    /// The caller's name for it: the same name, request and uid give the same job for 24 hours. Empty: none.
+    pub request_id: String,
+    /// Refused with `Conflict` where the view has moved on.
+    pub if_generation: Option<u64>,
+}
+
+/// How the engine answers: called once, from the engine's thread, so it must not block.
+pub type Reply<T> = Box<dyn FnOnce(Result<T, Failure>) + Send>;
+
+/// What `Plan` answers: nothing was changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlanReport {
+    /// What would be done, in order.
+    pub steps: Vec<PlanStep>,
+    /// Why goals cannot be met; with any, `Apply` would refuse.
+    pub refusals: Vec<Failure>,
+    /// Names this plan: give it to `Apply` to have exactly this done.
+    pub digest: String,
+}
+
+/// One change of a plan, for a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanStep {
+    /// Stages run in order; steps of one stage run side by side.
+    pub stage: u32,
+    /// What it changes.
+    pub device: PciAddress,
+    /// The knob (`driver`, `power/control`).
+    pub knob: String,
+    /// The value it has.
+    pub from: String,
+    /// The value it is to have.
+    pub to: String,
+}
+
+/// What the engine's thread is asked.
+pub enum Ask {
+    /// A change; answered with its job as soon as it is admitted.
+    Submit(Submission, Reply<JobId>),
+    /// What would be done.
+    Plan(Vec<Goal>, Reply<PlanReport>),
+    /// Stops a job before its next change and rolls it back.
+    Cancel(JobId, Reply<()>),
+}
+
+impl fmt::Debug for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Submit(submission, _) => f.debug_tuple("Submit").field(submission).finish(),
+            Self::Plan(goals, _) => f.debug_tuple("Plan").field(goals).finish(),
+            Self::Cancel(job, _) => f.debug_tuple("Cancel").field(job).finish(),
+        }
+    }
+}

@@ -7,6 +7,7 @@
 pub mod config;
 pub mod failure;
 pub mod id;
+pub mod libvirt;
 pub mod request;
 pub mod spec;
 pub mod view;

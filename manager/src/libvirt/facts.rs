@@ -1,0 +1,100 @@
+//! What libvirt says of the host and of domains, read out of its XML.
+
+use roxmltree::{Document, Node};
+use vfio::PciAddress;
+use virt::connect::Connect;
+use virt::error::Error;
+
+/// What a new machine must know of the host. Read at each connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostFacts {
+    /// The best kind of domain it can run.
+    pub domain_type: DomainType,
+    /// Processors that are online.
+    pub cpus: u32,
+    /// Bytes of RAM.
+    pub memory: u64,
+    /// libvirt's version: 1,000,000 × major + 1,000 × minor + release.
+    pub libvirt: u32,
+}
+
+/// Kinds of domain: libvirt's `<domain type=…>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DomainType {
+    /// Hardware virtualization.
+    Kvm,
+    /// Software emulation: no `/dev/kvm` here.
+    Qemu,
+    /// libvirt's test driver.
+    Test,
+}
+
+impl HostFacts {
+    pub(super) fn read(connect: &Connect) -> Result<Self, Error> {
+        let node = connect.node_info()?;
+        Ok(Self {
+            domain_type: domain_type(&connect.capabilities()?),
+            cpus: node.cpus,
+            memory: node.memory << 10,
+            libvirt: connect.lib_version()?,
+        })
+    }
+}
+
+/// The best domain type that `capabilities` (virConnectGetCapabilities) offers for this host's own architecture.
+fn domain_type(capabilities: &str) -> DomainType {
+    let Ok(document) = Document::parse(capabilities) else { return DomainType::Qemu };
+    let architecture = document.descendants().find(|node| node.has_tag_name("host")).and_then(|host| {
+        let of_cpu = host.descendants().find(|node| node.has_tag_name("arch"))?;
+        of_cpu.text()
+    });
+    let offered: Vec<&str> = document
+        .descendants()
+        .filter(|node| node.has_tag_name("arch") && node.attribute("name").is_some())
+        .filter(|arch| architecture.is_none() || arch.attribute("name") == architecture)
+        .flat_map(|arch| arch.children().filter(|node| node.has_tag_name("domain")).filter_map(|node| node.attribute("type")))
+        .collect();
+    match (offered.contains(&"kvm"), offered.contains(&"qemu"), is_test(&document)) {
+        (true, _, _) => DomainType::Kvm,
+        (false, false, true) => DomainType::Test,
+        (false, _, _) => DomainType::Qemu,
+    }
+}
+
+fn is_test(document: &Document<'_>) -> bool {
+    document.descendants().any(|node| node.has_tag_name("domain") && node.attribute("type") == Some("test"))
+}
+
+/// The host's PCI functions that a domain's XML gives to it, in its order.
+///
+/// # Errors
+/// `xml` is not well-formed.
+pub fn hostdevs(xml: &str) -> Result<Vec<PciAddress>, roxmltree::Error> {
+    let document = Document::parse(xml)?;
+    let hostdevs = document.descendants().filter(|node| node.has_tag_name("hostdev") && node.attribute("type") == Some("pci"));
+    let sources = hostdevs.filter_map(|hostdev| child(hostdev, "source"));
+    // An interface of type hostdev and a `<interface><driver name='vfio'/>` pool device carry the same source element.
+    let interfaces = document.descendants().filter(|node| node.has_tag_name("interface") && node.attribute("type") == Some("hostdev"));
+    let sources = sources.chain(interfaces.filter_map(|interface| child(interface, "source")));
+    Ok(sources.filter_map(|source| child(source, "address")).filter_map(address).collect())
+}
+
+fn child<'a, 'i>(node: Node<'a, 'i>, name: &str) -> Option<Node<'a, 'i>> {
+    node.children().find(|child| child.has_tag_name(name))
+}
+
+// `<address domain='0x0000' bus='0x41' slot='0x00' function='0x0'/>`; libvirt takes decimal too, a missing one is 0.
+fn address(node: Node<'_, '_>) -> Option<PciAddress> {
+    let part = |name| match node.attribute(name) {
+        None => Some(0),
+        Some(text) => match text.strip_prefix("0x") {
+            Some(digits) => u32::from_str_radix(digits, 16).ok(),
+            None => text.parse().ok(),
+        },
+    };
+    let byte = |name| part(name).and_then(|value| u8::try_from(value).ok());
+    PciAddress::new(part("domain")?, byte("bus")?, byte("slot")?, byte("function")?)
+}
+
+#[cfg(test)]
+mod tests;

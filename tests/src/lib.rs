@@ -1,2 +1,4 @@
 //! What the suites share: the simulated host, private buses and stand-ins.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
+pub mod simhost;

@@ -1,0 +1,114 @@
+//! What the kernel does when a driver takes a function or lets it go: links move, nodes appear, power changes.
+
+use std::io;
+
+use super::drivers;
+use super::tree::Tree;
+
+/// Lets `driver` take the function in `dir`, which has none. Mirrors `driver_bound` and the driver's probe.
+///
+/// # Errors
+/// The file system's.
+pub fn attach(tree: &Tree, dir: &str, driver: &str) -> io::Result<()> {
+    if drivers::driver(driver).vfio {
+        register_vfio_device(tree, dir)?;
+    } else {
+        tree.write(format!("{dir}/power_state"), "D0\n")?;
+    }
+    if driver == "nvidia" {
+        register_nvidia_gpu(tree, dir)?;
+    }
+    tree.link(format!("sys/bus/pci/drivers/{driver}/{}", name(dir)), dir)?;
+    tree.link(format!("{dir}/driver"), format!("sys/bus/pci/drivers/{driver}"))
+}
+
+/// Takes the function in `dir` from `driver`. Mirrors `__device_release_driver` (drivers/base/dd.c) and the driver's remove.
+///
+/// # Errors
+/// The file system's.
+pub fn detach(tree: &Tree, dir: &str, driver: &str) -> io::Result<()> {
+    if drivers::driver(driver).vfio {
+        unregister_vfio_device(tree, dir)?;
+    }
+    if driver == "nvidia" {
+        tree.remove(format!("dev/nvidia{}", nvidia_minor(tree, dir)))?;
+        tree.remove(nvidia_dir(dir))?;
+    }
+    // `pci_device_remove`: what was in D0 is in a state nobody knows from now on.
+    if tree.read(format!("{dir}/power_state")) == "D0" {
+        tree.write(format!("{dir}/power_state"), "unknown\n")?;
+    }
+    tree.remove(format!("sys/bus/pci/drivers/{driver}/{}", name(dir)))?;
+    tree.remove(format!("{dir}/driver"))
+}
+
+/// The nodes through which a program uses the function in `dir` while `driver` has it, below the root.
+pub fn nodes(tree: &Tree, dir: &str, driver: &str) -> Vec<String> {
+    if drivers::driver(driver).vfio {
+        let device = tree.entries(format!("{dir}/vfio-dev")).into_iter().map(|name| format!("dev/vfio/devices/{name}"));
+        return device.chain(group(tree, dir).map(|group| format!("dev/vfio/{group}"))).collect();
+    }
+    if driver == "nvidia" && tree.exists(nvidia_dir(dir)) {
+        return vec![format!("dev/nvidia{}", nvidia_minor(tree, dir))];
+    }
+    Vec::new()
+}
+
+/// The number of the group of the function in `dir`.
+pub fn group(tree: &Tree, dir: &str) -> Option<String> {
+    tree.link_name(format!("{dir}/iommu_group"))
+}
+
+/// The last element of a function's directory: its address.
+pub fn name(dir: &str) -> &str {
+    dir.rsplit('/').next().unwrap_or(dir)
+}
+
+// `vfio_pci_core_register_device`: the function may sleep from now on (`pm_runtime_allow`), so an idle one does.
+fn register_vfio_device(tree: &Tree, dir: &str) -> io::Result<()> {
+    tree.write(format!("{dir}/power/control"), "auto\n")?;
+    tree.write(format!("{dir}/power_state"), "D3hot\n")?;
+    let number = (0..).find(|number| !tree.exists(format!("dev/vfio/devices/vfio{number}"))).unwrap_or(0);
+    tree.write(format!("dev/vfio/devices/vfio{number}"), "")?;
+    tree.write(format!("{dir}/vfio-dev/vfio{number}/dev"), format!("511:{number}\n"))?;
+    match group(tree, dir) {
+        Some(group) if !tree.exists(format!("dev/vfio/{group}")) => tree.write(format!("dev/vfio/{group}"), ""),
+        _ => Ok(()),
+    }
+}
+
+// `vfio_pci_core_unregister_device` and `vfio_group_remove`: the group's node goes with its last VFIO device.
+fn unregister_vfio_device(tree: &Tree, dir: &str) -> io::Result<()> {
+    for device in tree.entries(format!("{dir}/vfio-dev")) {
+        tree.remove(format!("dev/vfio/devices/{device}"))?;
+    }
+    tree.remove(format!("{dir}/vfio-dev"))?;
+    tree.write(format!("{dir}/power/control"), "on\n")?;
+    tree.write(format!("{dir}/power_state"), "D0\n")?;
+    let Some(group) = group(tree, dir) else { return Ok(()) };
+    let devices = format!("sys/kernel/iommu_groups/{group}/devices");
+    let is_used = tree.entries(&devices).iter().any(|member| tree.exists(format!("{devices}/{member}/vfio-dev")));
+    if is_used { Ok(()) } else { tree.remove(format!("dev/vfio/{group}")) }
+}
+
+fn nvidia_dir(dir: &str) -> String {
+    format!("proc/driver/nvidia/gpus/{}", name(dir))
+}
+
+// Only GPUs have a directory and a node, NVSwitches have not; fields as in kernel-open/nvidia/nv-procfs.c.
+fn register_nvidia_gpu(tree: &Tree, dir: &str) -> io::Result<()> {
+    if !tree.read(format!("{dir}/class")).starts_with("0x03") {
+        return Ok(());
+    }
+    let minor = (0..).find(|minor| !tree.exists(format!("dev/nvidia{minor}"))).unwrap_or(0);
+    tree.write("dev/nvidiactl", "")?;
+    tree.write(format!("dev/nvidia{minor}"), "")?;
+    let text = format!("Bus Type: \t PCIe\nBus Location: \t {}\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n", name(dir));
+    tree.write(format!("{}/information", nvidia_dir(dir)), text)
+}
+
+fn nvidia_minor(tree: &Tree, dir: &str) -> String {
+    let text = tree.read(format!("{}/information", nvidia_dir(dir)));
+    let minor = text.lines().find_map(|line| line.strip_prefix("Device Minor:"));
+    minor.map(str::trim).unwrap_or("none").to_owned()
+}

@@ -1,0 +1,172 @@
+//! Simulated hosts: a described machine laid as a tree of files, and a kernel that answers stores into it.
+//!
+//! The simulated kernel may only answer as a real one was seen to. Everything it knows is below the host's root, so a process
+//! killed half-way finds the host as it left it.
+//!
+//! ```no_run
+//! use tests::simhost::{Death, SimHost, survives};
+//! let sim = SimHost::build("dgx-h100").unwrap();
+//! let before = sim.snapshot();
+//! sim.kernel.die_at(2, Death::After);
+//! let host = sim.host();
+//! survives(|| drop(host)); // runs the plan; `None` where it died
+//! let sim = sim.restart();
+//! assert_eq!(sim.snapshot(), before);
+//! ```
+
+mod builder;
+mod config_space;
+mod description;
+mod drivers;
+mod effects;
+mod function;
+mod kernel;
+mod machine;
+mod rules;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tempfile::TempDir;
+use vfio::Host;
+
+pub use builder::BuildError;
+pub use description::{BadDescription, Description, Model, Placed, Process};
+pub use kernel::{Death, SimKernel};
+pub use rustix::io::Errno;
+
+use tree::{PRIVATE, Tree};
+
+/// The described hosts, by name.
+const HOSTS: [(&str, &str); 1] = [("dgx-h100", include_str!("../../hosts/dgx-h100.toml"))];
+
+/// A simulated host with its own root and kernel.
+#[derive(Debug)]
+pub struct SimHost {
+    root: Arc<TempDir>,
+    /// Its kernel: what to fail, and what was stored.
+    pub kernel: Arc<SimKernel>,
+}
+
+impl SimHost {
+    /// Lays the described host `name` (`dgx-h100`) in a temporary directory.
+    ///
+    /// # Errors
+    /// No host of that name, or its tree cannot be laid.
+    pub fn build(name: &str) -> Result<Self, BuildError> {
+        Self::lay(&describe(name)?)
+    }
+
+    /// Lays a host that a test describes itself.
+    ///
+    /// # Errors
+    /// As [`SimHost::build`].
+    pub fn lay(description: &Description) -> Result<Self, BuildError> {
+        let root = TempDir::with_prefix("gpuward-sim-")?;
+        builder::lay(&Tree::new(root.path()), description)?;
+        Ok(Self { kernel: Arc::new(SimKernel::new(root.path())), root: Arc::new(root) })
+    }
+
+    /// The same host for a process that starts anew: its files as they are, a kernel without faults or memory.
+    #[must_use]
+    pub fn restart(self) -> Self {
+        Self { kernel: Arc::new(SimKernel::new(self.root.path())), root: self.root }
+    }
+
+    /// Where its tree is.
+    pub fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    /// The host as gpuward sees it.
+    pub fn host(&self) -> Host {
+        Host::new(self.root.path(), Arc::<SimKernel>::clone(&self.kernel))
+    }
+
+    /// Every file and link of its tree with what is in it, directories not: for comparing before and after.
+    pub fn snapshot(&self) -> BTreeMap<PathBuf, String> {
+        let mut files = BTreeMap::new();
+        collect(self.root.path(), Path::new(""), &mut files);
+        files
+    }
+
+    /// Lets a process with this id hold `node` (`/dev/vfio/31`).
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn hold(&self, pid: u32, comm: &str, node: &str) -> io::Result<()> {
+        let process = Process {
+            pid,
+            comm: comm.into(),
+            cmdline: vec![format!("/usr/bin/{comm}")],
+            cgroup: format!("/system.slice/{comm}.service"),
+            opens: vec![node.into()],
+            maps: Vec::new(),
+        };
+        machine::lay_process(&Tree::new(self.root.path()), &process)
+    }
+
+    /// Ends the process with this id.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn end_process(&self, pid: u32) -> io::Result<()> {
+        Tree::new(self.root.path()).remove(format!("proc/{pid}"))
+    }
+
+    /// Changes `file` as somebody else would: a driver, the firmware, an administrator.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn set(&self, file: impl AsRef<Path>, text: &str) -> io::Result<()> {
+        Tree::new(self.root.path()).write(file, format!("{text}\n"))
+    }
+}
+
+/// The description of the host `name`.
+///
+/// # Errors
+/// There is none of that name, or it is wrong.
+pub fn describe(name: &str) -> Result<Description, BadDescription> {
+    let found = HOSTS.iter().find(|(known, _)| *known == name);
+    let (_, text) = found.ok_or_else(|| BadDescription(format!("there is no host {name}; there are {}", names().join(", "))))?;
+    Description::parse(text)
+}
+
+/// The names of the described hosts.
+pub fn names() -> Vec<&'static str> {
+    HOSTS.iter().map(|(name, _)| *name).collect()
+}
+
+/// Runs `work`; `None` where its process died at a store, as [`SimKernel::die_at`] said. Other panics go on.
+pub fn survives<T>(work: impl FnOnce() -> T) -> Option<T> {
+    match panic::catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => Some(done),
+        Err(payload) if payload.is::<kernel::Died>() => None,
+        Err(payload) => panic::resume_unwind(payload),
+    }
+}
+
+fn collect(root: &Path, dir: &Path, files: &mut BTreeMap<PathBuf, String>) {
+    for entry in fs::read_dir(root.join(dir)).into_iter().flatten().flatten() {
+        let path = dir.join(entry.file_name());
+        let Ok(kind) = entry.file_type() else { continue };
+        if path == Path::new(PRIVATE) {
+            continue;
+        }
+        if kind.is_dir() {
+            collect(root, &path, files);
+        } else if kind.is_symlink() {
+            let target = fs::read_link(root.join(&path)).unwrap_or_default();
+            files.insert(path, format!("-> {}", target.display()));
+        } else {
+            let bytes = fs::read(root.join(&path)).unwrap_or_default();
+            files.insert(path, String::from_utf8_lossy(&bytes).into_owned());
+        }
+    }
+}

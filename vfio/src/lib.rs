@@ -6,12 +6,14 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod address;
+mod change;
 mod function;
 mod group;
 mod host;
 mod inventory;
 
 pub use address::{InvalidAddress, PciAddress};
+pub use change::{Change, ChangeError, Deadlines, attribute};
 pub use function::{Bar, Binding, Function, Identity, Ids, Kind, Link, Power, Sriov, VgpuInterface};
 pub use group::{AcsCapability, Group, GroupId, Member, NotViable, PortAcs};
 pub use host::{Host, HostError, Kernel, ReadOnly, StoreError};

@@ -5,9 +5,12 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 pub mod config;
+pub mod engine;
 pub mod failure;
 pub mod id;
+pub mod ledger;
 pub mod libvirt;
+pub mod plan;
 pub mod request;
 pub mod spec;
 pub mod view;

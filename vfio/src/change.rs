@@ -272,12 +272,9 @@ impl Change {
     pub fn check(&self, host: &Host) -> Result<(), ChangeError> {
         let now = self.from_now(host)?;
         match self {
-            Self::Binding { device, .. } if now != *self && !now.is_nothing() => Err(ChangeError::Moved {
-                device: *device,
-                knob: self.knob(),
-                expected: self.from(),
-                found: now.from(),
-            }),
+            Self::Binding { device, .. } if now != *self && !now.is_nothing() => {
+                Err(ChangeError::Moved { device: *device, knob: self.knob(), expected: self.from(), found: now.from() })
+            }
             Self::Binding { .. } | Self::PowerControl { .. } | Self::D3cold { .. } => Ok(()),
         }
     }
@@ -293,9 +290,7 @@ impl Change {
         let stored = match self {
             Self::Binding { device, to, .. } => bind(host, *device, to, deadlines),
             Self::PowerControl { device, to, .. } => store(host, &attribute(*device, "power/control"), to, deadlines),
-            Self::D3cold { device, to, .. } => {
-                store(host, &attribute(*device, "d3cold_allowed"), if *to { "1" } else { "0" }, deadlines)
-            }
+            Self::D3cold { device, to, .. } => store(host, &attribute(*device, "d3cold_allowed"), if *to { "1" } else { "0" }, deadlines),
         };
         self.read_back(host, deadlines, stored)
     }

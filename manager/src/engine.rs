@@ -1,0 +1,288 @@
+//! The engine: one thread that decides, and owns inventory, ledger and jobs.
+//!
+//! Everything reaches it as a [`Message`]; everything it knows leaves it as an [`Update`]. It never waits for the kernel's stores
+//! or for libvirt: a job runs in a [`Worker`]'s thread, which asks the engine for each entry in the ledger and says how it ended.
+//! What a job means for the ledger is decided here, before its worker starts and after it ends.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::thread::{self, JoinHandle};
+use std::{fmt, io};
+
+use vfio::{Deadlines, Host, Inventory};
+
+use crate::config::Config;
+use crate::failure::{ErrorKind, Failure};
+use crate::id::JobId;
+use crate::ledger::Ledger;
+use crate::ledger::store::{self, Lock, StoreFailed};
+use crate::request::Ask;
+use crate::view::{HostState, Update};
+
+mod admit;
+mod devices;
+mod jobs;
+pub mod machines;
+mod publish;
+mod worker;
+
+use jobs::Jobs;
+use publish::Publisher;
+pub use worker::{Outcome, Worker};
+
+/// What an engine is made of.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The host it manages.
+    pub host: Host,
+    /// `gpuward.toml`; its drop-ins lie in the folder of that name with `.d`.
+    pub config: PathBuf,
+    /// Where the ledger lies (`/var/lib/gpuward`).
+    pub state_dir: PathBuf,
+    /// Where what ends with the boot lies (`/run/gpuward`): lock, journals, `owned.json`.
+    pub run_dir: PathBuf,
+    /// How long stores and read-backs may take.
+    pub deadlines: Deadlines,
+    /// What machines need.
+    pub machines: machines::Options,
+}
+
+/// Why an engine does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartFailed {
+    /// The run directory cannot be used or another daemon holds it.
+    #[error(transparent)]
+    Lock(#[from] StoreFailed),
+    /// No thread.
+    #[error("cannot start the engine's thread")]
+    Thread(#[source] io::Error),
+}
+
+/// Where updates go: called from the engine's thread, so it must not block.
+pub type Publish = Box<dyn FnMut(Update) + Send>;
+
+/// What reaches the engine's thread.
+pub enum Message {
+    /// Somebody asks.
+    Ask(Ask),
+    /// A worker says what it does.
+    Step {
+        /// Its job.
+        job: JobId,
+        /// What it does now, for a person.
+        step: String,
+        /// 0 to 1.
+        progress: f64,
+        /// Whether it undoes what it did.
+        rolling_back: bool,
+    },
+    /// A worker wants something recorded before it goes on.
+    Commit(Entry, SyncSender<Result<(), Failure>>),
+    /// A worker is done.
+    Ended(JobId, Outcome),
+    /// Something happened to machines.
+    Machines(machines::Hint),
+    /// Reads the configuration again (SIGHUP).
+    Reload,
+    /// The engine is to end.
+    Stop,
+}
+
+/// A change of the ledger, made by the engine's thread.
+pub type Entry = Box<dyn FnOnce(&mut Ledger) + Send>;
+
+/// The way to a running engine. Cheap to clone.
+#[derive(Clone)]
+pub struct EngineHandle {
+    inbox: Sender<Message>,
+    thread: Arc<std::sync::Mutex<Option<JoinHandle<()>>>>,
+}
+
+impl fmt::Debug for EngineHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineHandle").finish_non_exhaustive()
+    }
+}
+
+impl EngineHandle {
+    /// Asks the engine. The reply comes from its thread; none comes where it has stopped.
+    pub fn ask(&self, ask: Ask) {
+        self.send(Message::Ask(ask));
+    }
+
+    /// Has the configuration read again.
+    pub fn reload(&self) {
+        self.send(Message::Reload);
+    }
+
+    /// Ends the engine between two messages and waits for it. Jobs in hand are left as a crash would leave them: the next start
+    /// mends them.
+    pub fn stop(&self) {
+        self.send(Message::Stop);
+        let thread = self.thread.lock().ok().and_then(|mut thread| thread.take());
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the engine's thread panicked");
+        }
+    }
+
+    fn send(&self, message: Message) {
+        if self.inbox.send(message).is_err() {
+            tracing::warn!("asked an engine that has stopped");
+        }
+    }
+}
+
+/// The state of the one thread that decides.
+pub struct Engine {
+    options: Options,
+    config: Config,
+    /// Why changes are refused although the ledger is good.
+    config_fault: Option<String>,
+    /// Why nothing may be stored.
+    ledger_fault: Option<String>,
+    recovered: bool,
+    ledger: Ledger,
+    inventory: Arc<Inventory>,
+    jobs: Jobs,
+    machines: machines::Machines,
+    publisher: Publisher,
+    inbox: Sender<Message>,
+    lock: Lock,
+}
+
+impl Engine {
+    /// Takes the lock, reads what is recorded, and starts the thread; recovery is its first job.
+    ///
+    /// # Errors
+    /// Another daemon runs, or the run directory cannot be used. A bad ledger is no error: the engine then only reads.
+    pub fn start(options: Options, publish: Publish) -> Result<EngineHandle, StartFailed> {
+        let lock = store::lock(&options.run_dir)?;
+        let (inbox, messages) = mpsc::channel();
+        let sender = inbox.clone();
+        let run = move || Self::new(options, publish, inbox, lock).run(&messages);
+        let thread = thread::Builder::new().name("engine".into()).spawn(run).map_err(StartFailed::Thread)?;
+        Ok(EngineHandle { inbox: sender, thread: Arc::new(std::sync::Mutex::new(Some(thread))) })
+    }
+
+    fn new(options: Options, publish: Publish, inbox: Sender<Message>, lock: Lock) -> Self {
+        let (ledger, ledger_fault) = match store::load(&options.state_dir) {
+            Ok(ledger) => (ledger, None),
+            Err(error) => (Ledger::default(), Some(Failure::of(ErrorKind::HostNotReady, &error).to_string())),
+        };
+        let machines = machines::Machines::new(&options);
+        let mut engine = Self {
+            options,
+            config: Config::default(),
+            config_fault: None,
+            ledger_fault,
+            recovered: false,
+            ledger,
+            inventory: Arc::default(),
+            jobs: Jobs::default(),
+            machines,
+            publisher: Publisher::new(publish),
+            inbox,
+            lock,
+        };
+        engine.load_config();
+        engine
+    }
+
+    fn run(mut self, messages: &Receiver<Message>) {
+        self.observe();
+        self.publish();
+        self.begin_recovery();
+        while let Ok(message) = messages.recv() {
+            match message {
+                Message::Stop => break,
+                message => self.handle(message),
+            }
+        }
+        tracing::debug!(lock = ?self.lock, "the engine ends");
+    }
+
+    fn handle(&mut self, message: Message) {
+        match message {
+            Message::Ask(Ask::Submit(submission, reply)) => {
+                let submitted = self.submit(submission);
+                reply(submitted);
+                self.dispatch();
+            }
+            Message::Ask(Ask::Plan(goals, reply)) => reply(self.report(&goals)),
+            Message::Ask(Ask::Cancel(job, reply)) => reply(self.cancel(job)),
+            Message::Step { job, step, progress, rolling_back } => self.note_step(job, step, progress, rolling_back),
+            Message::Commit(entry, reply) => {
+                let committed = self.commit(entry);
+                self.publish();
+                if reply.send(committed).is_err() {
+                    tracing::warn!("a worker did not wait for its entry in the ledger");
+                }
+            }
+            Message::Ended(job, outcome) => self.end(job, outcome),
+            Message::Machines(hint) => machines::hint(self, hint),
+            Message::Reload => {
+                self.load_config();
+                self.publish();
+            }
+            Message::Stop => {}
+        }
+    }
+
+    /// Whether the host takes changes.
+    fn host_state(&self) -> HostState {
+        match self.ledger_fault.as_ref().or(self.config_fault.as_ref()) {
+            Some(reason) => HostState::Degraded { reason: reason.clone() },
+            None if self.recovered => HostState::Ready,
+            None => HostState::Recovering,
+        }
+    }
+
+    /// Records a change of the ledger, and then who may use which device; changes nothing where the ledger cannot be replaced.
+    ///
+    /// # Errors
+    /// `HostNotReady` where the ledger may not be stored, `Internal` where it cannot be.
+    pub(crate) fn commit(&mut self, entry: impl FnOnce(&mut Ledger)) -> Result<(), Failure> {
+        if let Some(reason) = &self.ledger_fault {
+            return Err(Failure::new(ErrorKind::HostNotReady, reason));
+        }
+        let mut ledger = self.ledger.clone();
+        entry(&mut ledger);
+        let failed = |error: StoreFailed| Failure::of(ErrorKind::Internal, &error);
+        store::save(&self.options.state_dir, &ledger).map_err(failed)?;
+        self.ledger = ledger;
+        store::save_owners(&self.options.run_dir, &self.ledger.owners()).map_err(failed)
+    }
+
+    /// Looks at the host anew.
+    pub(crate) fn observe(&mut self) {
+        let mut seen = observe(&self.options.host);
+        seen.generation = self.inventory.generation;
+        if seen != *self.inventory {
+            seen.generation += 1;
+            self.inventory = Arc::new(seen);
+        }
+    }
+
+    fn load_config(&mut self) {
+        match Config::load(&self.options.config) {
+            Ok(config) => {
+                self.config = config;
+                self.config_fault = None;
+            }
+            Err(faults) => {
+                let lines: Vec<_> = faults.iter().map(ToString::to_string).collect();
+                self.config_fault = Some(lines.join("\n"));
+            }
+        }
+    }
+}
+
+fn observe(_host: &Host) -> Inventory {
+    Inventory::default()
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

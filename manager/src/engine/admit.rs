@@ -1,0 +1,160 @@
+//! Admission: what is refused before anything is planned in earnest, and what becomes a job.
+
+use sha2::{Digest, Sha256};
+
+use super::jobs::{Concern, Job};
+use super::{Engine, devices, machines, now};
+use crate::failure::{ErrorKind, Failure};
+use crate::id::JobId;
+use crate::ledger::NamedRequest;
+use crate::request::{Request, Submission};
+use crate::view::{HostState, JobState, JobView};
+
+/// Most jobs of one uid that are not over.
+const QUEUED_PER_UID: usize = 16;
+
+/// How long a named request gives the same job, in seconds.
+const REQUEST_KEPT: u64 = 24 * 60 * 60;
+
+impl Engine {
+    /// Admits a request and queues its job.
+    ///
+    /// # Errors
+    /// The refusal; nothing was changed or recorded.
+    pub(super) fn submit(&mut self, submission: Submission) -> Result<JobId, Failure> {
+        if let Some(job) = self.known_request(&submission)? {
+            return Ok(job);
+        }
+        self.takes_changes()?;
+        self.has_room(submission.uid)?;
+        let concern = match &submission.request {
+            Request::Apply { goals, plan_digest } => devices::admit(self, goals, plan_digest.as_deref())?,
+            Request::Rescan => Concern { kind: "rescan", ..Concern::default() },
+            Request::CreateMachine { .. }
+            | Request::StartMachine(_)
+            | Request::StopMachine(_)
+            | Request::KillMachine(_)
+            | Request::RemoveMachine(_) => machines::admit(self, &submission)?,
+        };
+        self.not_busy(&concern)?;
+        self.not_moved(&concern, submission.if_generation)?;
+        let job = self.record(&submission)?;
+        self.enqueue(job, submission, concern);
+        self.publish();
+        Ok(job)
+    }
+
+    fn takes_changes(&self) -> Result<(), Failure> {
+        match self.host_state() {
+            HostState::Ready => Ok(()),
+            HostState::Recovering => {
+                Err(Failure::new(ErrorKind::HostNotReady, "gpuwardd is still recovering").remedy("try again in a few seconds"))
+            }
+            HostState::Degraded { reason } => Err(Failure::new(ErrorKind::HostNotReady, "gpuwardd takes no changes")
+                .because(reason)
+                .remedy("mend the file named above, then reload or restart gpuwardd")),
+        }
+    }
+
+    fn has_room(&self, uid: u32) -> Result<(), Failure> {
+        let queued = self.jobs.live().filter(|(_, view)| view.started_by_uid == uid).count();
+        if queued < QUEUED_PER_UID {
+            return Ok(());
+        }
+        let message = format!("uid {uid} has {queued} jobs that are not over, the most that one may have");
+        Err(Failure::new(ErrorKind::TooMany, message).remedy("wait for one of them to end, or cancel one"))
+    }
+
+    fn not_busy(&self, concern: &Concern) -> Result<(), Failure> {
+        let on_device = concern.devices.iter().find_map(|device| {
+            let (job, view) = self.jobs.on_device(*device)?;
+            Some((device.to_string(), job, view.kind))
+        });
+        let on_machine = concern.machine.filter(|_| !concern.beside).and_then(|machine| {
+            let (job, view) = self.jobs.on_machine(machine)?;
+            Some((format!("machine {}", machine.0), job, view.kind))
+        });
+        let Some((what, job, kind)) = on_device.or(on_machine) else { return Ok(()) };
+        let message = format!("{what} is busy: job {job} ({kind}) is not over");
+        Err(Failure::new(ErrorKind::Busy, message).remedy(format!("wait for job {job}, or cancel it")))
+    }
+
+    fn not_moved(&self, concern: &Concern, if_generation: Option<u64>) -> Result<(), Failure> {
+        let Some(asked) = if_generation else { return Ok(()) };
+        let view = self.publisher.last();
+        let devices = concern.devices.iter().filter_map(|device| view.devices.get(device)).map(|device| device.generation);
+        let machine = concern.machine.and_then(|id| view.machines.get(&id)).map(|machine| machine.generation);
+        match devices.chain(machine).max() {
+            Some(latest) if latest > asked => {
+                let message = format!("what this is about changed in generation {latest}, after generation {asked}");
+                Err(Failure::new(ErrorKind::Conflict, message).remedy("look at it again before you ask"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn known_request(&self, submission: &Submission) -> Result<Option<JobId>, Failure> {
+        let named =
+            |known: &&NamedRequest| known.id == submission.request_id && known.uid == submission.uid && known.at + REQUEST_KEPT > now();
+        let known = self.ledger.requests.iter().filter(|_| !submission.request_id.is_empty()).find(named);
+        match known {
+            None => Ok(None),
+            Some(known) if known.digest == digest(&submission.request) => Ok(Some(known.job)),
+            Some(known) => {
+                let message = format!("request {} was job {} and asked for something else", known.id, known.job);
+                Err(Failure::new(ErrorKind::Conflict, message).remedy("give each request its own id"))
+            }
+        }
+    }
+
+    // The number is used up durably before the job is: a restart never gives it to another.
+    fn record(&mut self, submission: &Submission) -> Result<JobId, Failure> {
+        let job = JobId(self.ledger.next_job);
+        let at = now();
+        let named = (!submission.request_id.is_empty()).then(|| NamedRequest {
+            id: submission.request_id.clone(),
+            uid: submission.uid,
+            digest: digest(&submission.request),
+            job,
+            at,
+        });
+        self.commit(|ledger| {
+            ledger.next_job += 1;
+            ledger.requests.retain(|known| known.at + REQUEST_KEPT > at);
+            ledger.requests.extend(named);
+        })?;
+        Ok(job)
+    }
+
+    fn enqueue(&mut self, id: JobId, submission: Submission, concern: Concern) {
+        let view = JobView {
+            kind: concern.kind,
+            state: JobState::Queued,
+            progress: 0.0,
+            step: String::new(),
+            devices: concern.devices,
+            machine: concern.machine,
+            claims: Vec::new(),
+            error: None,
+            request_id: submission.request_id,
+            started_by_uid: submission.uid,
+            started_at: now(),
+            cancelable: true,
+        };
+        self.jobs.0.insert(id, Job { view, request: Some(submission.request), cancel: Default::default() });
+    }
+}
+
+// Debug prints every field of a request; a digest kept over an upgrade that changed them means Conflict, never a wrong job.
+fn digest(request: &Request) -> String {
+    let text = match request {
+        // A caller that names no UUID gets a new one each time it asks: it is not part of what was asked.
+        Request::CreateMachine { spec } => {
+            let mut spec = spec.clone();
+            spec.uuid = uuid::Uuid::nil();
+            format!("{spec:?}")
+        }
+        request => format!("{request:?}"),
+    };
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,171 @@
+//! Jobs: queued, running, and the last ones that ended.
+
+use std::collections::BTreeMap;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use vfio::PciAddress;
+
+use super::worker::{Outcome, Worker};
+use super::{Engine, Message, devices, machines};
+use crate::failure::{ErrorKind, Failure};
+use crate::id::{JobId, MachineId};
+use crate::request::Request;
+use crate::view::{JobState, JobView};
+
+/// Every job of this start.
+#[derive(Default)]
+pub(crate) struct Jobs(pub(super) BTreeMap<JobId, Job>);
+
+/// A job and what it still needs.
+pub(crate) struct Job {
+    pub(super) view: JobView,
+    pub(super) request: Option<Request>,
+    pub(super) cancel: Arc<AtomicBool>,
+}
+
+/// What runs in a job's thread.
+pub(crate) type Work = Box<dyn FnOnce(&Worker) -> Outcome + Send>;
+
+/// What a request is about: two jobs on one of these never run together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Concern {
+    /// The job's kind (`assign`, `machine-start`).
+    pub kind: &'static str,
+    /// Devices, whole bundles.
+    pub devices: Vec<PciAddress>,
+    /// A machine.
+    pub machine: Option<MachineId>,
+    /// May run beside another job on the same machine (a kill must not wait for a start).
+    pub beside: bool,
+}
+
+impl Jobs {
+    pub(super) fn live(&self) -> impl Iterator<Item = (JobId, &JobView)> {
+        self.0.iter().map(|(id, job)| (*id, &job.view)).filter(|(_, view)| !view.state.is_over())
+    }
+
+    /// The live job on a device.
+    pub(crate) fn on_device(&self, device: PciAddress) -> Option<(JobId, &JobView)> {
+        self.live().find(|(_, view)| view.devices.contains(&device))
+    }
+
+    /// The live job on a machine.
+    pub(crate) fn on_machine(&self, machine: MachineId) -> Option<(JobId, &JobView)> {
+        self.live().find(|(_, view)| view.machine == Some(machine))
+    }
+
+    fn running_of_kernel(&self) -> usize {
+        self.live().filter(|(_, view)| view.state != JobState::Queued && view.machine.is_none()).count()
+    }
+
+    fn forget_beyond(&mut self, kept: usize) {
+        let over: Vec<_> = self.0.iter().filter(|(_, job)| job.view.state.is_over()).map(|(id, _)| *id).collect();
+        for id in over.iter().take(over.len().saturating_sub(kept)) {
+            self.0.remove(id);
+        }
+    }
+}
+
+impl Engine {
+    /// Starts queued jobs as long as there is room. Machines' jobs mostly wait for libvirt and take no room.
+    pub(super) fn dispatch(&mut self) {
+        let queued: Vec<_> = self.jobs.live().filter(|(_, view)| view.state == JobState::Queued).map(|(id, _)| id).collect();
+        for id in queued {
+            let of_machine = self.jobs.0.get(&id).is_some_and(|job| job.view.machine.is_some());
+            if of_machine || self.jobs.running_of_kernel() < self.config.limits.parallel_bundles {
+                self.begin(id);
+            }
+        }
+    }
+
+    fn begin(&mut self, id: JobId) {
+        let Some(request) = self.jobs.0.get_mut(&id).and_then(|job| job.request.take()) else { return };
+        let work = match request {
+            Request::Apply { goals, plan_digest } => devices::begin(self, id, &goals, plan_digest.as_deref()),
+            Request::Rescan => Ok(Box::new(|_: &Worker| Outcome::done()) as Work),
+            request @ (Request::CreateMachine { .. }
+            | Request::StartMachine(_)
+            | Request::StopMachine(_)
+            | Request::KillMachine(_)
+            | Request::RemoveMachine(_)) => machines::begin(self, id, request),
+        };
+        match work {
+            Ok(work) => self.spawn(id, work),
+            Err(failure) => self.end(id, Outcome::failed(failure)),
+        }
+    }
+
+    pub(super) fn spawn(&mut self, id: JobId, work: Work) {
+        let Some(job) = self.jobs.0.get_mut(&id) else { return };
+        job.view.state = JobState::Running;
+        let worker = Worker { job: id, options: Arc::new(self.options.clone()), engine: self.inbox.clone(), cancel: job.cancel.clone() };
+        self.publish();
+        let run = move || {
+            // A panic must not leave a job that never ends: what it did is in its journal, and the next start looks at it.
+            let outcome = panic::catch_unwind(AssertUnwindSafe(|| work(&worker))).unwrap_or_else(|_| {
+                let error = Failure::new(ErrorKind::Internal, "the job's thread panicked; the log says where");
+                Outcome { state: JobState::RollbackFailed, ..Outcome::failed(error) }
+            });
+            if worker.engine.send(Message::Ended(worker.job, outcome)).is_err() {
+                tracing::warn!(job = %worker.job, "a job ended after the engine; the next start looks at what it left");
+            }
+        };
+        if let Err(error) = thread::Builder::new().name(format!("job-{id}")).spawn(run) {
+            self.end(id, Outcome::failed(Failure::of(ErrorKind::Internal, &error)));
+        }
+    }
+
+    pub(super) fn note_step(&mut self, id: JobId, step: String, progress: f64, rolling_back: bool) {
+        let Some(job) = self.jobs.0.get_mut(&id) else { return };
+        job.view.step = step;
+        if rolling_back {
+            job.view.state = JobState::RollingBack;
+            job.view.cancelable = false;
+        } else {
+            job.view.progress = progress.clamp(0.0, 1.0);
+        }
+        self.publish();
+    }
+
+    /// A job is over: what is now is observed, told, and only then the job's end.
+    pub(super) fn end(&mut self, id: JobId, outcome: Outcome) {
+        let Some(job) = self.jobs.0.get_mut(&id) else { return };
+        job.view.state = outcome.state;
+        job.view.cancelable = false;
+        job.view.error = outcome.error.clone();
+        job.view.claims.extend(&outcome.claims);
+        if outcome.state == JobState::Done {
+            job.view.progress = 1.0;
+        }
+        self.jobs.forget_beyond(self.config.limits.jobs_kept);
+        for (kind, subject, detail) in outcome.events.clone() {
+            self.publisher.event(kind, subject, detail);
+        }
+        if Some(id) == self.recovery() {
+            self.recovered = true;
+        }
+        self.observe();
+        machines::ended(self, id, &outcome);
+        self.publisher.ended(id);
+        self.publish();
+        self.dispatch();
+    }
+
+    /// Stops a job before its next change; a queued one at once.
+    pub(super) fn cancel(&mut self, id: JobId) -> Result<(), Failure> {
+        let Some(job) = self.jobs.0.get_mut(&id) else {
+            return Err(Failure::new(ErrorKind::Conflict, format!("there is no job {id}")));
+        };
+        if !job.view.cancelable {
+            return Err(Failure::new(ErrorKind::Conflict, format!("job {id} cannot be canceled any more")));
+        }
+        job.cancel.store(true, Ordering::Relaxed);
+        if job.view.state == JobState::Queued {
+            self.end(id, Outcome::failed(Failure::new(ErrorKind::Canceled, "canceled before it started")));
+        }
+        Ok(())
+    }
+}

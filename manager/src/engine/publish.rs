@@ -1,0 +1,149 @@
+//! The one way out: a view made from what was observed and recorded, with a generation.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vfio::{Function, PciAddress};
+
+use super::{Engine, Publish, machines};
+use crate::config::Use;
+use crate::id::JobId;
+use crate::ledger::Standing;
+use crate::plan;
+use crate::view::{ClaimView, DeviceState, DeviceView, Event, EventKind, Subject, Update, View};
+
+/// Hands views to whoever publishes them, and remembers the last.
+pub(crate) struct Publisher {
+    publish: Publish,
+    last: Arc<View>,
+    seq: u64,
+    events: Vec<Event>,
+    ended: Vec<JobId>,
+}
+
+impl Publisher {
+    pub(super) fn new(publish: Publish) -> Self {
+        Self { publish, last: Arc::default(), seq: 0, events: Vec::new(), ended: Vec::new() }
+    }
+
+    /// The view published last.
+    pub(crate) fn last(&self) -> &View {
+        &self.last
+    }
+
+    /// Sends an event with the next view.
+    pub(crate) fn event(&mut self, kind: EventKind, subject: Subject, detail: BTreeMap<String, String>) {
+        self.seq += 1;
+        self.events.push(Event { seq: self.seq, kind, subject, detail });
+    }
+
+    pub(super) fn ended(&mut self, job: JobId) {
+        self.ended.push(job);
+    }
+
+    fn publish(&mut self, mut view: View) {
+        view.generation = self.last.generation + 1;
+        for (address, device) in &mut view.devices {
+            let before = self.last.devices.get(address).map(|old| (old.generation, old));
+            device.generation = before.map_or(view.generation, |(generation, _)| generation);
+            let same_facts = self.last.inventory.devices.get(address) == view.inventory.devices.get(address);
+            if before.is_some_and(|(_, old)| *old != *device) || !same_facts {
+                device.generation = view.generation;
+            }
+        }
+        for (id, machine) in &mut view.machines {
+            let before = self.last.machines.get(id);
+            machine.generation = before.map_or(view.generation, |old| old.generation);
+            if before.is_some_and(|old| *old != *machine) {
+                machine.generation = view.generation;
+            }
+        }
+        self.last = Arc::new(view);
+        let (events, ended) = (std::mem::take(&mut self.events), std::mem::take(&mut self.ended));
+        (self.publish)(Update { view: self.last.clone(), events, ended });
+    }
+}
+
+impl Engine {
+    /// Publishes what is.
+    pub(crate) fn publish(&mut self) {
+        let view = View {
+            generation: 0,
+            host_state: self.host_state(),
+            inventory: self.inventory.clone(),
+            devices: self.device_views(),
+            claims: self.claim_views(),
+            machines: machines::views(self),
+            jobs: self.jobs.0.iter().map(|(id, job)| (*id, job.view.clone())).collect(),
+        };
+        self.publisher.publish(view);
+    }
+
+    fn device_views(&self) -> BTreeMap<PciAddress, DeviceView> {
+        let mut views: BTreeMap<_, _> =
+            self.inventory.devices.values().map(|function| (function.address, self.device_view(function))).collect();
+        for (address, record) in &self.ledger.devices {
+            views.entry(*address).or_insert_with(|| DeviceView {
+                bundle: vec![*address],
+                use_: Use::Observe,
+                state: DeviceState::Gone,
+                reason: format!("{} is not on the host", record.identity.slot),
+                claim: self.ledger.claim_on(*address).map(|(id, _)| id),
+                generation: 0,
+            });
+        }
+        views
+    }
+
+    fn device_view(&self, function: &Function) -> DeviceView {
+        let use_ = self.config.use_of(function);
+        let (state, reason) = self.device_state(function, &use_);
+        DeviceView {
+            bundle: plan::bundle::of(&self.inventory, function.address),
+            use_,
+            state,
+            reason,
+            claim: self.ledger.claim_on(function.address).map(|(id, _)| id),
+            generation: 0,
+        }
+    }
+
+    fn device_state(&self, function: &Function, use_: &Use) -> (DeviceState, String) {
+        let device = function.address;
+        if let Some(quarantine) = self.ledger.quarantines.get(&device) {
+            let state = if quarantine.stuck { DeviceState::Stuck } else { DeviceState::Quarantined };
+            return (state, quarantine.reason.clone());
+        }
+        let Some(record) = self.ledger.devices.get(&device) else {
+            let lent = matches!(use_, Use::Lend { .. });
+            return (if lent { DeviceState::Lent } else { DeviceState::Host }, String::new());
+        };
+        match record.standing {
+            Standing::Pending => return (DeviceState::Assigning, String::new()),
+            Standing::Releasing => return (DeviceState::Releasing, String::new()),
+            Standing::Active => {}
+        }
+        if !plan::is_in_pool(function) {
+            let driver = function.driver.as_deref().unwrap_or("no driver");
+            return (DeviceState::Drifted, format!("bound to {driver}, not to {}: somebody else moved it", function.vfio_driver));
+        }
+        match self.ledger.claim_on(device) {
+            None => (DeviceState::Free, String::new()),
+            Some((_, claim)) if claim.standing == Standing::Releasing => (DeviceState::Sanitising, String::new()),
+            Some((_, claim)) if claim.machine.is_some_and(|machine| machines::runs(self, machine)) => (DeviceState::Running, String::new()),
+            Some(_) => (DeviceState::Claimed, String::new()),
+        }
+    }
+
+    fn claim_views(&self) -> BTreeMap<crate::id::ClaimId, ClaimView> {
+        let view = |claim: &crate::ledger::ClaimRecord| ClaimView {
+            tenant: claim.tenant,
+            machine: claim.machine,
+            devices: claim.devices.clone(),
+            isolation_level: claim.isolation.word(),
+            since: claim.since,
+            epoch: claim.epoch,
+        };
+        self.ledger.claims.iter().map(|(id, claim)| (*id, view(claim))).collect()
+    }
+}

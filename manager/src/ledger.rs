@@ -1,0 +1,214 @@
+//! The ledger: the durable record of intents and claims.
+//!
+//! What is written here is true before the host is changed and stays true until the host was changed back. It is one JSON file,
+//! replaced as a whole ([`store`]); addresses in it are where a device was last seen, its identity says which device it is.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+use vfio::{Binding, Identity, PciAddress};
+
+use crate::id::{ClaimId, JobId, MachineId, TenantId};
+use crate::spec::MachineSpec;
+use crate::view::MachineState;
+
+pub mod store;
+
+/// Everything that is recorded.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Ledger {
+    /// The format it is written in.
+    pub format: Format,
+    /// The next job's number.
+    pub next_job: u64,
+    /// The next claim's epoch.
+    pub next_epoch: u64,
+    /// Devices that gpuward took from the host.
+    pub devices: BTreeMap<PciAddress, DeviceRecord>,
+    /// Live claims.
+    pub claims: BTreeMap<ClaimId, ClaimRecord>,
+    /// Machines.
+    pub machines: BTreeMap<MachineId, MachineRecord>,
+    /// Devices that did not come back clean.
+    pub quarantines: BTreeMap<PciAddress, Quarantine>,
+    /// Requests of the last 24 hours that their callers named.
+    pub requests: Vec<NamedRequest>,
+}
+
+/// Major and minor version of a file's format: a newer minor one may be read, a newer major one may not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Format {
+    /// Grows with changes that older versions would misread.
+    pub major: u32,
+    /// Grows with additions.
+    pub minor: u32,
+}
+
+/// The format this version writes.
+pub const FORMAT: Format = Format { major: 1, minor: 0 };
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self {
+            format: FORMAT,
+            next_job: 1,
+            next_epoch: 1,
+            devices: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            machines: BTreeMap::new(),
+            quarantines: BTreeMap::new(),
+            requests: Vec::new(),
+        }
+    }
+}
+
+/// How far a record's effect on the host is: written before the change it announces, and after the change it confirms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Standing {
+    /// Being taken.
+    Pending,
+    /// Held.
+    Active,
+    /// Being given back.
+    Releasing,
+}
+
+/// A device that gpuward took from the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct DeviceRecord {
+    /// Which device it is.
+    pub identity: Identity,
+    /// How far it is.
+    pub standing: Standing,
+    /// What it had before, and gets back.
+    pub original: Original,
+}
+
+/// What a device had before gpuward took it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Original {
+    /// Its driver and override.
+    pub binding: Binding,
+    /// `power/control`, where it has one.
+    pub power_control: Option<String>,
+    /// `d3cold_allowed`, where it has one.
+    pub d3cold_allowed: Option<bool>,
+}
+
+/// A claim: one machine's hold on one bundle.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ClaimRecord {
+    /// How far it is.
+    pub standing: Standing,
+    /// Whose.
+    pub tenant: TenantId,
+    /// For which machine.
+    pub machine: Option<MachineId>,
+    /// The domain that may use the devices.
+    pub domain: Uuid,
+    /// The devices, in the order they bind.
+    pub devices: Vec<PciAddress>,
+    /// What the guest is protected by.
+    pub isolation: Isolation,
+    /// Seconds since 1970.
+    pub since: u64,
+    /// Grows with each claim ever made.
+    pub epoch: u64,
+    /// Taken from the host for this claim: given back with it.
+    pub on_demand: bool,
+}
+
+/// What stands between a claim and other tenants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Isolation {
+    /// A virtual function: the device itself keeps its functions apart.
+    Vf,
+    /// Whole functions behind the IOMMU.
+    WholeGpu,
+}
+
+impl Isolation {
+    /// Its word on the bus.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Vf => "vf",
+            Self::WholeGpu => "whole-gpu",
+        }
+    }
+}
+
+/// A machine and what was last known of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct MachineRecord {
+    /// What it is to be.
+    pub spec: MachineSpec,
+    /// Whose.
+    pub tenant: TenantId,
+    /// What it was last.
+    pub state: MachineState,
+    /// Why, for a person.
+    pub reason: String,
+}
+
+/// Why a device is kept out of every plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Quarantine {
+    /// Which device it is.
+    pub identity: Identity,
+    /// What happened, for a person.
+    pub reason: String,
+    /// Seconds since 1970.
+    pub since: u64,
+    /// A store into it had not returned: its effect may still come.
+    #[serde(default)]
+    pub stuck: bool,
+}
+
+/// A request that its caller named, so that asking again gives the same job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct NamedRequest {
+    /// The caller's name for it.
+    pub id: String,
+    /// The caller.
+    pub uid: u32,
+    /// SHA-256 of what was asked.
+    pub digest: String,
+    /// Its job.
+    pub job: JobId,
+    /// Seconds since 1970.
+    pub at: u64,
+}
+
+impl Ledger {
+    /// The live claim on a device.
+    pub fn claim_on(&self, device: PciAddress) -> Option<(ClaimId, &ClaimRecord)> {
+        self.claims.iter().find(|(_, claim)| claim.devices.contains(&device)).map(|(id, claim)| (*id, claim))
+    }
+
+    /// Who may use each device of ours, for the libvirt hook: the claim's domain, or nobody (the nil UUID).
+    pub fn owners(&self) -> BTreeMap<PciAddress, Uuid> {
+        let mut owners: BTreeMap<_, _> = self.devices.keys().map(|device| (*device, Uuid::nil())).collect();
+        owners.extend(self.quarantines.keys().map(|device| (*device, Uuid::nil())));
+        for claim in self.claims.values() {
+            owners.extend(claim.devices.iter().map(|device| (*device, claim.domain)));
+        }
+        owners
+    }
+
+    /// The next epoch, used up.
+    pub fn take_epoch(&mut self) -> u64 {
+        let epoch = self.next_epoch;
+        self.next_epoch += 1;
+        epoch
+    }
+}

@@ -20,6 +20,7 @@ mod description;
 mod drivers;
 mod effects;
 mod function;
+mod generate;
 mod kernel;
 mod machine;
 mod rules;
@@ -37,13 +38,19 @@ use vfio::Host;
 
 pub use builder::BuildError;
 pub use description::{BadDescription, Description, Model, Placed, Process};
+pub use generate::generate;
 pub use kernel::{Death, SimKernel};
 pub use rustix::io::Errno;
 
 use tree::{PRIVATE, Tree};
 
 /// The described hosts, by name.
-const HOSTS: [(&str, &str); 1] = [("dgx-h100", include_str!("../../hosts/dgx-h100.toml"))];
+const HOSTS: [(&str, &str); 4] = [
+    ("dgx-h100", include_str!("../../hosts/dgx-h100.toml")),
+    ("workstation", include_str!("../../hosts/workstation.toml")),
+    ("crowded-group", include_str!("../../hosts/crowded-group.toml")),
+    ("no-iommu", include_str!("../../hosts/no-iommu.toml")),
+];
 
 /// A simulated host with its own root and kernel.
 #[derive(Debug)]
@@ -83,7 +90,7 @@ impl SimHost {
         self.root.path()
     }
 
-    /// The host as gpuward sees it.
+    /// The host as gpuward sees it, for as long as this simulated one is not dropped.
     pub fn host(&self) -> Host {
         Host::new(self.root.path(), Arc::<SimKernel>::clone(&self.kernel))
     }

@@ -7,6 +7,7 @@
 pub mod config;
 pub mod engine;
 pub mod failure;
+pub mod hook;
 pub mod id;
 pub mod ledger;
 pub mod libvirt;

@@ -1,10 +1,18 @@
 //! What a machine is to be: parsed once, at the edge, from TOML or from `a{sv}`.
+//!
+//! Both become one tree, [`Node`], from which [`MachineSpec::parse`] takes what it knows and refuses the rest by its full path.
+
+mod machine;
+mod node;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use vfio::Ids;
+
+pub use node::Node;
 
 /// A machine specification. `docs/machine-spec.md` gives every key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,6 +36,9 @@ pub struct MachineSpec {
     pub stop_deadline: u32,
     /// Kill it when they are over.
     pub kill_after_deadline: bool,
+    /// The least isolation it accepts.
+    #[serde(default)]
+    pub minimum_isolation: Option<IsolationLevel>,
     /// Returned untouched.
     pub labels: BTreeMap<String, String>,
     /// The guest's processor.
@@ -154,6 +165,42 @@ pub enum WishKind {
     Gpu,
     /// A virtual function.
     Vf,
+}
+
+impl WishKind {
+    /// What tells a tenant with such a device from its neighbours.
+    pub fn isolation_level(self) -> IsolationLevel {
+        match self {
+            Self::Gpu => IsolationLevel::WholeGpu,
+            Self::Vf => IsolationLevel::Vf,
+        }
+    }
+}
+
+/// What tells tenants of one host apart, the weaker first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IsolationLevel {
+    /// Partitions of one device, by its hardware.
+    Vf,
+    /// A device of its own, its links and memory included.
+    WholeGpu,
+}
+
+impl IsolationLevel {
+    /// Its word on the bus and in specifications.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Vf => "vf",
+            Self::WholeGpu => "whole-gpu",
+        }
+    }
+}
+
+impl fmt::Display for IsolationLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
 }
 
 /// A kernel booted directly.

@@ -1,4 +1,6 @@
 //! What the suites share: the simulated host, private buses and stand-ins.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+pub mod bus;
+pub mod polkit;
 pub mod simhost;

@@ -185,7 +185,27 @@ pub struct Binding {
     pub driver_override: Option<String>,
 }
 
+impl Identity {
+    /// Whether both name the same function; a serial number that one side could not read does not tell them apart.
+    pub fn matches(&self, other: &Self) -> bool {
+        let serials_agree = self.serial.is_none() || other.serial.is_none() || self.serial == other.serial;
+        self.slot == other.slot && self.ids == other.ids && serials_agree
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}:{:04x}:{:04x}", self.slot, self.ids, self.ids.subsystem_vendor, self.ids.subsystem_device)?;
+        self.serial.map_or(Ok(()), |serial| write!(f, "/{serial:016x}"))
+    }
+}
+
 impl Function {
+    /// Whether a VFIO driver has it.
+    pub fn is_on_vfio(&self) -> bool {
+        self.vfio_device.is_some() || self.driver.as_deref() == Some("vfio-pci")
+    }
+
     /// The driver and override it has now.
     pub fn binding(&self) -> Binding {
         Binding { driver: self.driver.clone(), driver_override: self.driver_override.clone() }

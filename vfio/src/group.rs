@@ -55,6 +55,13 @@ pub struct PortAcs {
     pub missing: Vec<&'static str>,
 }
 
+impl PortAcs {
+    /// Whether functions below it can be told apart.
+    pub fn isolates(&self) -> bool {
+        self.capability == AcsCapability::Present && self.missing.is_empty()
+    }
+}
+
 /// What is known of a port's ACS capability (PCIe extended capability 000D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcsCapability {
@@ -64,6 +71,19 @@ pub enum AcsCapability {
     Absent,
     /// Configuration space beyond 64 bytes needs CAP_SYS_ADMIN.
     Unreadable,
+}
+
+impl Group {
+    /// Why a guest cannot have it as it is; `None` where the kernel would call it viable.
+    ///
+    /// As `vfio_group_viable` counts: bridges and members without a driver are fine, so are members on a VFIO driver.
+    pub fn not_viable(&self, is_vfio: impl Fn(&Member) -> bool) -> Option<NotViable> {
+        if self.reserved_direct {
+            return Some(NotViable::ReservedRegion);
+        }
+        let bound = self.members.iter().filter(|member| member.kind != Kind::Bridge && !is_vfio(member));
+        bound.filter_map(NotViable::bound).next()
+    }
 }
 
 /// Why a group cannot be given to a guest as it is.
@@ -82,4 +102,11 @@ pub enum NotViable {
     /// The firmware reserved memory for a member's DMA.
     #[error("the firmware reserved memory for DMA of a member (a direct reserved region), so the kernel refuses user DMA")]
     ReservedRegion,
+}
+
+impl NotViable {
+    fn bound(member: &Member) -> Option<Self> {
+        let driver = member.driver.clone()?;
+        Some(Self::Bound { address: member.address, description: member.description.clone(), driver })
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Function, Group, GroupId, PciAddress};
+use crate::{Bundle, Function, Group, GroupId, NotViable, PciAddress, PortAcs};
 
 /// Every PCI function that matters to gpuward and every IOMMU group they are in, observed at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,10 +13,25 @@ pub struct Inventory {
     pub devices: BTreeMap<PciAddress, Function>,
     /// The groups of these devices, with all their members, devices or not.
     pub groups: BTreeMap<GroupId, Group>,
+    /// PCIe root and downstream ports, with what they lack of access control services.
+    pub ports: Vec<PortAcs>,
     /// Whether the kernel isolates devices at all.
     pub iommu: Iommu,
     /// Directories or files that could not be read as a whole, as `path: reason`.
     pub unreadable: Vec<String>,
+}
+
+impl Inventory {
+    /// Why no guest can have the group `id` as it is; `None` where it is viable or unknown.
+    pub fn not_viable(&self, id: GroupId) -> Option<NotViable> {
+        let on_vfio = |address| self.devices.get(&address).is_some_and(Function::is_on_vfio);
+        self.groups.get(&id)?.not_viable(|member| on_vfio(member.address))
+    }
+
+    /// The devices that must move together with `device`; `None` where there is no such device.
+    pub fn bundle(&self, device: PciAddress) -> Option<Bundle> {
+        self.devices.contains_key(&device).then(|| Bundle::around(self, device))
+    }
 }
 
 /// Whether the kernel runs with an IOMMU.

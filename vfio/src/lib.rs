@@ -6,13 +6,21 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod address;
+mod aliases;
+mod attributes;
+mod bundle;
 mod change;
+mod class;
+mod config_space;
 mod function;
 mod group;
 mod host;
 mod inventory;
+mod iomem;
+mod observe;
 
 pub use address::{InvalidAddress, PciAddress};
+pub use bundle::Bundle;
 pub use change::{Change, ChangeError, Deadlines, attribute};
 pub use function::{Bar, Binding, Function, Identity, Ids, Kind, Link, Power, Sriov, VgpuInterface};
 pub use group::{AcsCapability, Group, GroupId, Member, NotViable, PortAcs};

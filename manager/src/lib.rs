@@ -4,6 +4,7 @@
 //! publishes, [`failure`] how it refuses. The bus is the only asynchronous part.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+pub mod client;
 pub mod config;
 pub mod engine;
 pub mod failure;

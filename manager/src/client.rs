@@ -1,0 +1,244 @@
+//! The client's side of `org.gpuward1`: proxies, and a connection whose calls look synchronous.
+//!
+//! Options and records are dictionaries (`a{sv}`); a reader takes the keys it knows and leaves the rest, so that a newer service
+//! can say more. A failure is an error named `org.gpuward1.Error.<ErrorKind>` with the body `(s message, a{sv} {why as, remedy s})`;
+//! inside a dictionary it is the keys `error` (the kind, without its prefix), `message`, `why` and `remedy`.
+
+mod wire;
+
+use std::collections::{BTreeMap, HashMap};
+use std::future::Future;
+use std::num::NonZero;
+
+use tokio::runtime::Runtime;
+use zbus::fdo::ObjectManagerProxy;
+use zbus::names::{BusName, OwnedUniqueName};
+use zbus::{Connection, MatchRule, MessageStream, OwnedObjectPath, OwnedVariant, Variant, connection, fdo};
+
+use crate::failure::{ErrorKind, Failure};
+
+pub use wire::{Record, failure_in, text_of, to_json};
+
+/// The service's name on the bus.
+pub const SERVICE: &str = "org.gpuward1";
+/// The path of its entry object.
+pub const ENTRY: &str = "/org/gpuward1";
+/// What its error names begin with.
+pub const ERROR_PREFIX: &str = "org.gpuward1.Error.";
+
+/// Options of a call: `request-id s`, `if-generation t`, `force b`, … Unknown keys are refused.
+pub type Options<'a> = HashMap<&'a str, Variant<'a>>;
+
+/// A dictionary that the service answered.
+pub type Dict = HashMap<String, OwnedVariant>;
+
+/// The entry object.
+#[zbus::proxy(interface = "org.gpuward1.Manager", default_service = "org.gpuward1", default_path = "/org/gpuward1")]
+pub trait Manager {
+    /// What would be done for goals `{goal s: assign or release, device s: address, force b}`.
+    ///
+    /// Answers steps `{stage u, device s, knob s, from s, to s}`, refusals (failures as dictionaries), and the plan's digest.
+    fn plan(&self, goals: Vec<Options<'_>>, options: Options<'_>) -> zbus::Result<(Vec<Dict>, Vec<Dict>, String)>;
+
+    /// Carries out goals together; with `plan-digest s` exactly the plan that was looked at.
+    #[zbus(allow_interactive_auth)]
+    fn apply(&self, goals: Vec<Options<'_>>, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// The device with this address.
+    fn get_device(&self, address: &str) -> zbus::Result<OwnedObjectPath>;
+
+    /// The machine of a tenant, both by name.
+    fn get_machine(&self, tenant: &str, name: &str) -> zbus::Result<OwnedObjectPath>;
+
+    /// Records a machine, off; its specification has the keys of `docs/machine-spec.md`.
+    #[zbus(allow_interactive_auth)]
+    fn create_machine(&self, spec: Options<'_>, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+}
+
+/// A device.
+#[zbus::proxy(interface = "org.gpuward1.Device", default_service = "org.gpuward1", assume_defaults = false)]
+pub trait Device {
+    /// Moves its bundle into the pool. Options `force b`, `request-id s`, `if-generation t`.
+    #[zbus(allow_interactive_auth)]
+    fn assign(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// Gives its bundle back to the host.
+    #[zbus(allow_interactive_auth)]
+    fn release(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// Who has it open: `{pid u, command s, unit s}` each.
+    fn list_holders(&self) -> zbus::Result<Vec<Dict>>;
+}
+
+/// A machine.
+#[zbus::proxy(interface = "org.gpuward1.Machine", default_service = "org.gpuward1", assume_defaults = false)]
+pub trait Machine {
+    /// Claims its devices and starts its domain.
+    #[zbus(allow_interactive_auth)]
+    fn start(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// Asks the guest to shut down.
+    #[zbus(allow_interactive_auth)]
+    fn stop(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// Ends the domain at once.
+    #[zbus(allow_interactive_auth)]
+    fn kill(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// Forgets it.
+    #[zbus(allow_interactive_auth)]
+    fn remove(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+}
+
+/// A job.
+#[zbus::proxy(interface = "org.gpuward1.Job", default_service = "org.gpuward1", assume_defaults = false)]
+pub trait Job {
+    /// Stops it before its next change and rolls it back.
+    #[zbus(allow_interactive_auth)]
+    fn cancel(&self) -> zbus::Result<()>;
+
+    /// Answers when it is over: `{state s, result a{sv}}`, and the keys of its failure where it failed.
+    fn wait(&self, options: Options<'_>) -> zbus::Result<Dict>;
+}
+
+/// Why a call brought no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The service answered with a failure.
+    #[error(transparent)]
+    Answered(Box<Failure>),
+    /// There is no service, or no bus.
+    #[error("the gpuward service is not there")]
+    Absent(#[source] Box<zbus::Error>),
+    /// Something else went wrong between here and the service.
+    #[error("cannot talk to the gpuward service")]
+    Broken(#[source] Box<zbus::Error>),
+}
+
+impl From<zbus::Error> for CallError {
+    fn from(error: zbus::Error) -> Self {
+        if let zbus::Error::MethodError(name, text, message) = &error
+            && let Some(failure) = wire::failure_of_reply(name, text.as_deref(), message)
+        {
+            return Self::Answered(Box::new(failure));
+        }
+        if let zbus::Error::FDO(named) = &error {
+            return Self::of_named(named).unwrap_or(Self::Broken(Box::new(error)));
+        }
+        if matches!(error, zbus::Error::InputOutput(_) | zbus::Error::Handshake(_) | zbus::Error::Address(_)) {
+            return Self::Absent(Box::new(error));
+        }
+        Self::Broken(Box::new(error))
+    }
+}
+
+impl CallError {
+    fn of_named(error: &fdo::Error) -> Option<Self> {
+        use fdo::Error as E;
+        if let E::AccessDenied(text) | E::AuthFailed(text) | E::InteractiveAuthorizationRequired(text) = error {
+            let failure = Failure::new(ErrorKind::NotAuthorized, format!("the message bus does not let you do this: {text}"));
+            let failure = failure.remedy("run it as root, or as a member of group gpuward");
+            return Some(Self::Answered(Box::new(failure)));
+        }
+        let nobody_there = matches!(
+            error,
+            E::ServiceUnknown(_)
+                | E::NameHasNoOwner(_)
+                | E::NoServer(_)
+                | E::NoReply(_)
+                | E::Disconnected(_)
+                | E::SpawnChildExited(_)
+                | E::SpawnFailed(_)
+                | E::SpawnServiceNotFound(_)
+        );
+        nobody_there.then(|| Self::Absent(Box::new(zbus::Error::FDO(Box::new(error.clone())))))
+    }
+}
+
+/// The objects of the service by path, each with the properties of its interfaces (named without `org.gpuward1.`).
+pub type Objects = BTreeMap<String, BTreeMap<String, Record>>;
+
+/// A connection to the service. Its calls block until they are answered.
+pub struct Client {
+    runtime: Runtime,
+    connection: Connection,
+}
+
+impl Client {
+    /// Connects to the bus at `address`; without one to the system bus (`DBUS_SYSTEM_BUS_ADDRESS`).
+    ///
+    /// # Errors
+    /// There is no bus there.
+    pub fn connect(address: Option<&str>) -> Result<Self, CallError> {
+        let broken = |error: std::io::Error| CallError::Broken(Box::new(error.into()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(broken)?;
+        let connection = runtime.block_on(async {
+            let bus = address.map_or_else(connection::Builder::system, connection::Builder::address);
+            bus.build().await
+        })?;
+        Ok(Self { runtime, connection })
+    }
+
+    /// The bus, for making proxies on.
+    pub fn bus(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// Waits for an answer.
+    ///
+    /// # Errors
+    /// As the call's.
+    pub fn wait<T>(&self, answer: impl Future<Output = zbus::Result<T>>) -> Result<T, CallError> {
+        Ok(self.runtime.block_on(answer)?)
+    }
+
+    /// Every object with its properties, in one round trip.
+    ///
+    /// # Errors
+    /// There is no service, or the caller may not see the whole bus.
+    pub fn objects(&self) -> Result<Objects, CallError> {
+        let managed = self.wait(async {
+            let manager = ObjectManagerProxy::builder(&self.connection).destination(SERVICE).path(ENTRY).build().await?;
+            Ok(manager.get_managed_objects().await?)
+        })?;
+        let short = |name: &str| name.strip_prefix("org.gpuward1.").map(str::to_owned);
+        let interfaces = |all: HashMap<zbus::names::OwnedInterfaceName, Dict>| {
+            all.into_iter().filter_map(|(name, properties)| Some((short(name.as_str())?, Record(properties)))).collect()
+        };
+        Ok(managed.into_iter().map(|(path, all)| (path.to_string(), interfaces(all))).collect())
+    }
+
+    /// The properties of one interface (named without `org.gpuward1.`) of one object.
+    ///
+    /// # Errors
+    /// No such object, or the caller may not read it.
+    pub fn properties(&self, path: &OwnedObjectPath, interface: &str) -> Result<Record, CallError> {
+        let name = format!("org.gpuward1.{interface}");
+        self.wait(async {
+            let proxy = fdo::PropertiesProxy::builder(&self.connection).destination(SERVICE).path(path.clone()).build().await?;
+            Ok(Record(proxy.get_all(name.as_str().try_into()?).await?))
+        })
+    }
+
+    /// Every signal of the service from now on.
+    ///
+    /// # Errors
+    /// The bus refuses the subscription.
+    pub fn signals(&self) -> Result<MessageStream, CallError> {
+        self.wait(async {
+            let rule = MatchRule::builder().msg_type(zbus::message::Type::Signal).sender(SERVICE).build()?;
+            MessageStream::for_match_rule(rule, &self.connection, NonZero::new(1024)).await
+        })
+    }
+
+    /// The connection that has the service's name now.
+    ///
+    /// # Errors
+    /// No connection has it.
+    pub fn owner(&self) -> Result<OwnedUniqueName, CallError> {
+        self.wait(async {
+            let bus = fdo::DBusProxy::new(&self.connection).await?;
+            Ok(bus.get_name_owner(BusName::try_from(SERVICE)?).await?)
+        })
+    }
+}

@@ -12,6 +12,7 @@ pub mod hook;
 pub mod id;
 pub mod ledger;
 pub mod libvirt;
+pub mod machine;
 pub mod plan;
 pub mod request;
 pub mod spec;

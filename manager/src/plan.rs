@@ -1,11 +1,222 @@
-//! What would have to change, computed from what was observed: pure.
+//! What would have to change for a goal, computed from what was observed and recorded: pure, and refused before anything is touched.
+//!
+//! Order inside a bundle: companions bind first and the GPU last, back in reverse (P7). Power comes after the driver: vfio-pci
+//! allows sleep as it binds and forbids it as it leaves (`vfio_pci_core_register_device`), so what was set before is lost. Bundles do
+//! not wait for each other: the n-th changes of all of them make the n-th stage.
 
-use vfio::Function;
+use std::collections::{BTreeMap, BTreeSet};
 
-pub mod bundle;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use vfio::{Binding, Bundle, Change, Function, Inventory, PciAddress};
+
+use crate::config::Config;
+use crate::id::JobId;
+use crate::ledger::{Ledger, Original};
+use crate::request::{Goal, PlanStep};
+
+mod check;
+mod refusal;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use refusal::{Holder, Refusal};
+
+/// What a plan is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct Situation<'a> {
+    /// What was observed.
+    pub inventory: &'a Inventory,
+    /// What is allowed.
+    pub config: &'a Config,
+    /// What is recorded.
+    pub ledger: &'a Ledger,
+    /// What else matters.
+    pub surroundings: &'a Surroundings,
+}
+
+/// What else was observed at the same moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// Drivers that the PCI bus has.
+    pub drivers: BTreeSet<String>,
+    /// VFIO's `enable_unsafe_noiommu_mode` is on: what it calls isolated is not.
+    pub unsafe_noiommu: bool,
+    /// Devices that libvirt domains of others name, by the domain's name.
+    pub domains: BTreeMap<PciAddress, String>,
+    /// Who holds devices.
+    pub holders: BTreeMap<PciAddress, Vec<Holder>>,
+    /// Devices with a job that is not over, and its kind.
+    pub busy: BTreeMap<PciAddress, (JobId, &'static str)>,
+}
+
+/// Stages of changes. Stages run in order; the changes of one stage are about different bundles and run side by side.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Plan {
+    /// The bundles it moves.
+    pub moves: Vec<Move>,
+    /// What is changed, in order.
+    pub stages: Vec<Vec<Change>>,
+}
+
+/// A bundle that moves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Move {
+    /// Where to.
+    pub to: Side,
+    /// Its devices, in the order they bind.
+    pub devices: Vec<PciAddress>,
+}
+
+/// Who has a bundle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Side {
+    /// The host and its drivers.
+    Host,
+    /// gpuward, for guests.
+    Pool,
+}
+
+impl Plan {
+    /// Whether nothing would change.
+    pub fn is_empty(&self) -> bool {
+        self.stages.is_empty()
+    }
+
+    /// Every change, in order.
+    pub fn changes(&self) -> impl Iterator<Item = &Change> {
+        self.stages.iter().flatten()
+    }
+
+    /// Every device of the bundles that move.
+    pub fn devices(&self) -> Vec<PciAddress> {
+        self.moves.iter().flat_map(|bundle| bundle.devices.iter().copied()).collect()
+    }
+
+    /// SHA-256 over everything it would do, in hexadecimal digits.
+    pub fn digest(&self) -> String {
+        // A plan is plain data with string keys: it always serialises.
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Its changes for a person. A knob that is only held where it is, is not shown.
+    pub fn steps(&self) -> Vec<PlanStep> {
+        let numbered = (1..).zip(&self.stages).flat_map(|(stage, changes)| changes.iter().map(move |change| (stage, change)));
+        let shown = numbered.filter(|(_, change)| !change.is_nothing());
+        shown
+            .map(|(stage, change)| PlanStep {
+                stage,
+                device: change.device(),
+                knob: change.knob().into(),
+                from: change.from(),
+                to: change.to(),
+            })
+            .collect()
+    }
+}
 
 /// Whether a function is bound to its VFIO driver because its override says so.
 pub fn is_in_pool(function: &Function) -> bool {
-    let driver = Some(&function.vfio_driver);
-    function.driver.as_ref() == driver && function.driver_override.as_ref() == driver
+    function.binding() == Binding::overridden(&function.vfio_driver)
+}
+
+/// What a function has now, to be given back.
+pub fn original(function: &Function) -> Original {
+    Original { binding: function.binding(), power_control: function.power.control.clone(), d3cold_allowed: function.power.d3cold_allowed }
+}
+
+/// Plans goals together.
+///
+/// # Errors
+/// Every reason against it; then nothing is to be touched.
+pub fn plan(situation: &Situation<'_>, goals: &[Goal]) -> Result<Plan, Vec<Refusal>> {
+    let mut refusals = Vec::new();
+    let mut moves: Vec<Move> = Vec::new();
+    let mut lanes = Vec::new();
+    for goal in goals {
+        let (device, to, force) = match goal {
+            Goal::Assign { device, force } => (*device, Side::Pool, *force),
+            Goal::Release { device } => (*device, Side::Host, false),
+        };
+        let Some(bundle) = situation.inventory.bundle(device) else {
+            refusals.push(Refusal::UnknownDevice { device });
+            continue;
+        };
+        if let Some(other) = moves.iter().find(|other| other.devices == bundle.devices) {
+            if other.to != to {
+                refusals.push(Refusal::BothWays { device });
+            }
+            continue;
+        }
+        let lane = match to {
+            Side::Pool => assign(situation, &bundle),
+            Side::Host => release(situation, &bundle),
+        };
+        refusals.extend(match to {
+            Side::Pool => check::assign(situation, &bundle, force, &lane),
+            Side::Host => check::release(situation, &bundle, &lane),
+        });
+        lanes.push(lane);
+        moves.push(Move { to, devices: bundle.devices });
+    }
+    if refusals.is_empty() { Ok(Plan { moves, stages: stages(&lanes) }) } else { Err(refusals) }
+}
+
+fn stages(lanes: &[Vec<Change>]) -> Vec<Vec<Change>> {
+    let longest = lanes.iter().map(Vec::len).max().unwrap_or(0);
+    (0..longest).map(|index| lanes.iter().filter_map(|lane| lane.get(index).cloned()).collect()).collect()
+}
+
+fn functions<'a>(situation: &Situation<'a>, bundle: &'a Bundle) -> impl DoubleEndedIterator<Item = &'a Function> {
+    let devices = &situation.inventory.devices;
+    bundle.devices.iter().filter_map(|device| devices.get(device))
+}
+
+fn assign(situation: &Situation<'_>, bundle: &Bundle) -> Vec<Change> {
+    let mut changes = Vec::new();
+    for function in functions(situation, bundle) {
+        changes.extend(d3cold(function, Some(false)));
+    }
+    for function in functions(situation, bundle) {
+        let binding = binding(function, Binding::overridden(&function.vfio_driver));
+        let rebinds = binding.is_some();
+        changes.extend(binding);
+        changes.extend(power_control(function, Some("on"), rebinds));
+    }
+    changes
+}
+
+// A device without a record is not ours: nothing is done to it, whatever driver it has (P75).
+fn release(situation: &Situation<'_>, bundle: &Bundle) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let mut power = Vec::new();
+    for function in functions(situation, bundle).rev() {
+        let Some(record) = situation.ledger.record_of(function) else { continue };
+        let original = &record.original;
+        let binding = binding(function, original.binding.clone());
+        power.extend(power_control(function, original.power_control.as_deref(), binding.is_some()));
+        power.extend(d3cold(function, original.d3cold_allowed));
+        changes.extend(binding);
+    }
+    changes.extend(power);
+    changes
+}
+
+fn binding(function: &Function, to: Binding) -> Option<Change> {
+    let change = Change::Binding { device: function.address, from: function.binding(), to };
+    (!change.is_nothing()).then_some(change)
+}
+
+// `also`: a driver that binds or leaves sets it, so what it is now says nothing about what it will be.
+fn power_control(function: &Function, to: Option<&str>, also: bool) -> Option<Change> {
+    let (from, to) = (function.power.control.clone()?, to?.to_owned());
+    let change = Change::PowerControl { device: function.address, from, to };
+    (also || !change.is_nothing()).then_some(change)
+}
+
+fn d3cold(function: &Function, to: Option<bool>) -> Option<Change> {
+    let change = Change::D3cold { device: function.address, from: function.power.d3cold_allowed?, to: to? };
+    (!change.is_nothing()).then_some(change)
 }

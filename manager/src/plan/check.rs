@@ -1,0 +1,116 @@
+//! What speaks against moving a bundle.
+
+use vfio::{Bundle, Change, Function, Iommu, Member, VgpuInterface};
+
+use super::{Refusal, Situation, functions};
+use crate::config::Use;
+
+/// Against taking a bundle from the host. A bundle that is where it is wished is refused nothing.
+pub(super) fn assign(situation: &Situation<'_>, bundle: &Bundle, force: bool, lane: &[Change]) -> Vec<Refusal> {
+    let mut refusals = ownership(situation, bundle);
+    for function in functions(situation, bundle) {
+        match situation.config.use_in(situation.inventory, function) {
+            Use::Pool | Use::OnDemand => {}
+            use_ @ (Use::Observe | Use::Lend { .. }) => refusals.push(Refusal::NotAllowed { device: function.address, use_ }),
+        }
+    }
+    let is_ours = functions(situation, bundle).all(|function| situation.ledger.record_of(function).is_some());
+    if lane.is_empty() && is_ours {
+        return refusals;
+    }
+    refusals.extend(isolation(situation, bundle));
+    for function in functions(situation, bundle) {
+        refusals.extend(against(situation, function, force));
+    }
+    refusals.extend(held(situation, bundle, lane));
+    refusals
+}
+
+/// Against giving a bundle back to the host.
+pub(super) fn release(situation: &Situation<'_>, bundle: &Bundle, lane: &[Change]) -> Vec<Refusal> {
+    let mut refusals = ownership(situation, bundle);
+    refusals.extend(held(situation, bundle, lane));
+    refusals
+}
+
+fn ownership(situation: &Situation<'_>, bundle: &Bundle) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    for &device in &bundle.devices {
+        if let Some((claim, record)) = situation.ledger.claim_on(device) {
+            refusals.push(Refusal::Claimed { device, claim, machine: record.machine });
+        } else if let Some(domain) = situation.surroundings.domains.get(&device) {
+            refusals.push(Refusal::UsedByDomain { device, domain: domain.clone() });
+        }
+        if let Some(quarantine) = situation.ledger.quarantines.get(&device) {
+            refusals.push(Refusal::Quarantined { device, reason: quarantine.reason.clone() });
+        }
+        if let Some((job, kind)) = situation.surroundings.busy.get(&device) {
+            refusals.push(Refusal::Busy { device, job: *job, kind });
+        }
+    }
+    refusals
+}
+
+fn isolation(situation: &Situation<'_>, bundle: &Bundle) -> Vec<Refusal> {
+    let Some(device) = bundle.main() else { return Vec::new() };
+    let inventory = situation.inventory;
+    if inventory.iommu == Iommu::Off {
+        return vec![Refusal::IommuOff { device }];
+    }
+    if situation.surroundings.unsafe_noiommu {
+        return vec![Refusal::UnsafeNoIommu { device }];
+    }
+    let mut refusals = Vec::new();
+    for function in functions(situation, bundle).filter(|function| function.group.is_none()) {
+        refusals.push(Refusal::NoGroup { device: function.address });
+    }
+    for &id in &bundle.groups {
+        let Some(group) = inventory.groups.get(&id) else { continue };
+        if group.reserved_direct {
+            refusals.push(Refusal::ReservedRegion { device, group: id });
+        }
+        let better = || inventory.ports.iter().filter(|port| port.isolates()).map(|port| port.port).collect();
+        let foreign = bundle.foreign.iter().filter(|member| group.members.contains(member) && is_in_the_way(member));
+        refusals.extend(foreign.map(|other| Refusal::Foreign {
+            device,
+            group: id,
+            other: other.clone(),
+            acs: group.acs.clone(),
+            better: better(),
+        }));
+    }
+    refusals
+}
+
+// As `vfio_group_viable` counts: a member without a driver, or on one that does no DMA of its own, is not in the way.
+fn is_in_the_way(member: &Member) -> bool {
+    member.driver.as_deref().is_some_and(|driver| !matches!(driver, "vfio-pci" | "pci-stub"))
+}
+
+fn against(situation: &Situation<'_>, function: &Function, force: bool) -> Vec<Refusal> {
+    let device = function.address;
+    let mut refusals = Vec::new();
+    if (function.boot_vga || !function.bar_claimants.is_empty()) && !force {
+        refusals.push(Refusal::Display { device, boot_vga: function.boot_vga, claimants: function.bar_claimants.clone() });
+    }
+    if let Some(sriov) = function.sriov.as_ref().filter(|sriov| sriov.enabled > 0) {
+        refusals.push(Refusal::LiveFunctions { device, count: sriov.enabled, functions: sriov.functions.clone() });
+    }
+    if function.vgpu == Some(VgpuInterface::VendorVfio) && function.physical_function.is_some() {
+        refusals.push(Refusal::VendorVfio { device, driver: function.driver.clone() });
+    }
+    if !situation.surroundings.drivers.contains(&function.vfio_driver) {
+        refusals.push(Refusal::NoDriver { device, driver: function.vfio_driver.clone() });
+    }
+    refusals
+}
+
+fn held(situation: &Situation<'_>, bundle: &Bundle, lane: &[Change]) -> Vec<Refusal> {
+    if !lane.iter().any(|change| matches!(change, Change::Binding { .. })) {
+        return Vec::new();
+    }
+    let holders = |device| situation.surroundings.holders.get(device).filter(|holders| !holders.is_empty());
+    let held = bundle.devices.iter().filter_map(|device| Some((*device, holders(device)?)));
+    let pausable = &situation.config.policy.pause_units;
+    held.map(|(device, holders)| Refusal::Held { device, holders: holders.clone(), pausable: pausable.clone() }).collect()
+}

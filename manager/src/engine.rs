@@ -21,10 +21,12 @@ use crate::request::Ask;
 use crate::view::{HostState, Update};
 
 mod admit;
+pub mod carry;
 mod devices;
 mod jobs;
 pub mod machines;
 mod publish;
+mod recover;
 mod worker;
 
 use jobs::Jobs;
@@ -92,6 +94,8 @@ pub enum Message {
 /// A change of the ledger, made by the engine's thread.
 pub type Entry = Box<dyn FnOnce(&mut Ledger) + Send>;
 
+type OnStep<'a> = &'a (dyn Fn(usize, &vfio::Change) + Sync);
+
 /// The way to a running engine. Cheap to clone.
 #[derive(Clone)]
 pub struct EngineHandle {
@@ -141,6 +145,7 @@ pub struct Engine {
     config_fault: Option<String>,
     /// Why nothing may be stored.
     ledger_fault: Option<String>,
+    recovery: Option<JobId>,
     recovered: bool,
     ledger: Ledger,
     inventory: Arc<Inventory>,
@@ -176,6 +181,7 @@ impl Engine {
             config: Config::default(),
             config_fault: None,
             ledger_fault,
+            recovery: None,
             recovered: false,
             ledger,
             inventory: Arc::default(),
@@ -214,6 +220,7 @@ impl Engine {
             Message::Step { job, step, progress, rolling_back } => self.note_step(job, step, progress, rolling_back),
             Message::Commit(entry, reply) => {
                 let committed = self.commit(entry);
+                self.observe();
                 self.publish();
                 if reply.send(committed).is_err() {
                     tracing::warn!("a worker did not wait for its entry in the ledger");
@@ -256,8 +263,7 @@ impl Engine {
 
     /// Looks at the host anew.
     pub(crate) fn observe(&mut self) {
-        let mut seen = observe(&self.options.host);
-        seen.generation = self.inventory.generation;
+        let mut seen = Inventory::observe(&self.options.host, self.inventory.generation);
         if seen != *self.inventory {
             seen.generation += 1;
             self.inventory = Arc::new(seen);
@@ -276,10 +282,6 @@ impl Engine {
             }
         }
     }
-}
-
-fn observe(_host: &Host) -> Inventory {
-    Inventory::default()
 }
 
 /// Seconds since 1970.

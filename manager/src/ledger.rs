@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
-use vfio::{Binding, Identity, PciAddress};
+use vfio::{Binding, Function, Identity, PciAddress};
 
 use crate::id::{ClaimId, JobId, MachineId, TenantId};
 use crate::spec::MachineSpec;
 use crate::view::MachineState;
 
+pub mod moves;
 pub mod store;
 
 /// Everything that is recorded.
@@ -21,6 +22,9 @@ pub mod store;
 pub struct Ledger {
     /// The format it is written in.
     pub format: Format,
+    /// The boot in which it was written last (`/proc/sys/kernel/random/boot_id`).
+    #[serde(default)]
+    pub boot: String,
     /// The next job's number.
     pub next_job: u64,
     /// The next claim's epoch.
@@ -53,6 +57,7 @@ impl Default for Ledger {
     fn default() -> Self {
         Self {
             format: FORMAT,
+            boot: String::new(),
             next_job: 1,
             next_epoch: 1,
             devices: BTreeMap::new(),
@@ -190,6 +195,11 @@ pub struct NamedRequest {
 }
 
 impl Ledger {
+    /// The record of a function; `None` where another device sits at its address now.
+    pub fn record_of(&self, function: &Function) -> Option<&DeviceRecord> {
+        self.devices.get(&function.address).filter(|record| record.identity.matches(&function.identity))
+    }
+
     /// The live claim on a device.
     pub fn claim_on(&self, device: PciAddress) -> Option<(ClaimId, &ClaimRecord)> {
         self.claims.iter().find(|(_, claim)| claim.devices.contains(&device)).map(|(id, claim)| (*id, claim))

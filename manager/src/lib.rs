@@ -4,15 +4,16 @@
 //! publishes, [`failure`] how it refuses. The bus is the only asynchronous part.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+pub mod apply;
 pub mod client;
 pub mod config;
 pub mod engine;
 pub mod failure;
 pub mod hook;
 pub mod id;
+pub mod journal;
 pub mod ledger;
 pub mod libvirt;
-pub mod machine;
 pub mod plan;
 pub mod request;
 pub mod spec;

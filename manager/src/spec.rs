@@ -6,14 +6,13 @@ mod machine;
 mod node;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use vfio::Ids;
 
 pub use node::Node;
-
-use crate::ledger::Isolation;
 
 /// A machine specification. `docs/machine-spec.md` gives every key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,7 +38,7 @@ pub struct MachineSpec {
     pub kill_after_deadline: bool,
     /// The least isolation it accepts.
     #[serde(default)]
-    pub minimum_isolation: Option<Isolation>,
+    pub minimum_isolation: Option<IsolationLevel>,
     /// Returned untouched.
     pub labels: BTreeMap<String, String>,
     /// The guest's processor.
@@ -128,8 +127,8 @@ pub enum DiskFormat {
 pub struct Network {
     /// What it is plugged into.
     pub source: NetworkSource,
-    /// `52:54:00:…`; `None`: derived from UUID and index.
-    pub mac: Option<String>,
+    /// `52:54:00:…`; derived from UUID and index where not given.
+    pub mac: String,
 }
 
 /// What an interface is plugged into.
@@ -169,12 +168,38 @@ pub enum WishKind {
 }
 
 impl WishKind {
-    /// What stands between such a device and other tenants.
-    pub fn isolation(self) -> Isolation {
+    /// What tells a tenant with such a device from its neighbours.
+    pub fn isolation_level(self) -> IsolationLevel {
         match self {
-            Self::Gpu => Isolation::WholeGpu,
-            Self::Vf => Isolation::Vf,
+            Self::Gpu => IsolationLevel::WholeGpu,
+            Self::Vf => IsolationLevel::Vf,
         }
+    }
+}
+
+/// What tells tenants of one host apart, the weaker first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IsolationLevel {
+    /// Partitions of one device, by its hardware.
+    Vf,
+    /// A device of its own, its links and memory included.
+    WholeGpu,
+}
+
+impl IsolationLevel {
+    /// Its word on the bus and in specifications.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Vf => "vf",
+            Self::WholeGpu => "whole-gpu",
+        }
+    }
+}
+
+impl fmt::Display for IsolationLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
     }
 }
 

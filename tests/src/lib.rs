@@ -3,6 +3,4 @@
 
 pub mod bus;
 pub mod polkit;
-pub mod session;
 pub mod simhost;
-pub mod standin;

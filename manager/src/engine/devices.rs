@@ -1,34 +1,104 @@
 //! Jobs on devices: bundles move between host and pool.
 
+use std::collections::BTreeSet;
+
+use vfio::{Host, PciAddress};
+
 use super::Engine;
+use super::carry::{Task, carry_out};
 use super::jobs::{Concern, Work};
+use super::worker::{Outcome, Worker};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
+use crate::plan::{self, Plan, Refusal, Side, Situation, Surroundings};
 use crate::request::{Goal, PlanReport};
 
 /// Whether goals may become a job, and what that is about.
-pub(super) fn admit(_engine: &mut Engine, _goals: &[Goal], _digest: Option<&str>) -> Result<Concern, Failure> {
-    Err(Failure::new(ErrorKind::NotSupported, "assign and release are not built yet"))
+pub(super) fn admit(engine: &mut Engine, goals: &[Goal], digest: Option<&str>) -> Result<Concern, Failure> {
+    engine.observe();
+    let plan = engine.plan(goals, None).map_err(first_of)?;
+    same_digest(&plan, digest)?;
+    let sides: BTreeSet<_> = plan.moves.iter().map(|bundle| bundle.to).collect();
+    let kind = match (sides.contains(&Side::Pool), sides.contains(&Side::Host)) {
+        (true, false) => "assign",
+        (false, true) => "release",
+        (true, true) | (false, false) => "apply",
+    };
+    Ok(Concern { kind, devices: plan.devices(), ..Concern::default() })
 }
 
-/// Records what is about to happen and gives what is to run.
-pub(super) fn begin(_engine: &mut Engine, _job: JobId, _goals: &[Goal], _digest: Option<&str>) -> Result<Work, Failure> {
-    Err(Failure::new(ErrorKind::NotSupported, "assign and release are not built yet"))
+/// Plans anew, records what is about to happen, and gives what is to run.
+pub(super) fn begin(engine: &mut Engine, job: JobId, goals: &[Goal], digest: Option<&str>) -> Result<Work, Failure> {
+    engine.observe();
+    let plan = engine.plan(goals, Some(job)).map_err(first_of)?;
+    same_digest(&plan, digest)?;
+    let inventory = engine.inventory.clone();
+    engine.commit(|ledger| ledger.begin_moves(&plan.moves, &inventory))?;
+    Ok(Box::new(move |worker: &Worker| match carry_out(worker, Task::of(plan)) {
+        Ok(()) => Outcome::done(),
+        Err(outcome) => *outcome,
+    }))
+}
+
+fn same_digest(plan: &Plan, digest: Option<&str>) -> Result<(), Failure> {
+    if digest.is_none_or(|digest| digest == plan.digest()) {
+        return Ok(());
+    }
+    let message = "the host has changed since the plan was made: another plan would be carried out now";
+    Err(Failure::new(ErrorKind::Conflict, message).remedy("plan again, and look at what is new"))
+}
+
+/// The first refusal, with the others as evidence.
+pub(super) fn first_of(refusals: Vec<Refusal>) -> Failure {
+    let mut refusals = refusals.into_iter().map(Failure::from);
+    let Some(first) = refusals.next() else {
+        return Failure::new(ErrorKind::Internal, "refused without a reason");
+    };
+    refusals.fold(first, |first, other| first.because(format!("also: {}", other.message)))
 }
 
 impl Engine {
+    /// Plans goals on what was observed last; `job` is not in its own way.
+    pub(super) fn plan(&self, goals: &[Goal], job: Option<JobId>) -> Result<Plan, Vec<Refusal>> {
+        let wished = goals.iter().map(|goal| match goal {
+            Goal::Assign { device, .. } | Goal::Release { device } => *device,
+        });
+        let devices: BTreeSet<_> = wished.filter_map(|device| self.inventory.bundle(device)).flat_map(|bundle| bundle.devices).collect();
+        let surroundings = self.surroundings(&devices, job);
+        let situation = Situation { inventory: &self.inventory, config: &self.config, ledger: &self.ledger, surroundings: &surroundings };
+        plan::plan(&situation, goals)
+    }
+
+    fn surroundings(&self, devices: &BTreeSet<PciAddress>, job: Option<JobId>) -> Surroundings {
+        let others = self.jobs.live().filter(|(id, _)| Some(*id) != job);
+        let busy = others.flat_map(|(id, view)| view.devices.iter().map(move |device| (*device, (id, view.kind))));
+        Surroundings {
+            busy: busy.filter(|(device, _)| devices.contains(device)).collect(),
+            domains: super::machines::foreign_domains(self),
+            ..observe(&self.options.host, devices)
+        }
+    }
+
     /// What would be done for goals.
-    pub(super) fn report(&mut self, _goals: &[Goal]) -> Result<PlanReport, Failure> {
-        Err(Failure::new(ErrorKind::NotSupported, "plans are not built yet"))
+    pub(super) fn report(&mut self, goals: &[Goal]) -> Result<PlanReport, Failure> {
+        self.observe();
+        Ok(match self.plan(goals, None) {
+            Ok(plan) => PlanReport { steps: plan.steps(), refusals: Vec::new(), digest: plan.digest() },
+            Err(refusals) => {
+                let refusals = refusals.into_iter().map(Failure::from).collect();
+                PlanReport { steps: Vec::new(), refusals, digest: String::new() }
+            }
+        })
     }
+}
 
-    /// The first job of this start: mends what the last one left.
-    pub(super) fn begin_recovery(&mut self) {
-        self.recovered = self.ledger_fault.is_none();
-        self.publish();
-    }
-
-    pub(super) fn recovery(&self) -> Option<JobId> {
-        None
+/// What matters to a plan for these devices beside the inventory.
+pub(super) fn observe(host: &Host, _devices: &BTreeSet<PciAddress>) -> Surroundings {
+    let drivers = host.entries("sys/bus/pci/drivers").ok().flatten().unwrap_or_default();
+    let unsafe_noiommu = host.read("sys/module/vfio/parameters/enable_unsafe_noiommu_mode").ok().flatten();
+    Surroundings {
+        drivers: drivers.into_iter().collect(),
+        unsafe_noiommu: unsafe_noiommu.as_deref() == Some("Y"),
+        ..Surroundings::default()
     }
 }

@@ -101,7 +101,13 @@ impl Engine {
     pub(super) fn spawn(&mut self, id: JobId, work: Work) {
         let Some(job) = self.jobs.0.get_mut(&id) else { return };
         job.view.state = JobState::Running;
-        let worker = Worker { job: id, options: Arc::new(self.options.clone()), engine: self.inbox.clone(), cancel: job.cancel.clone() };
+        let worker = Worker {
+            job: id,
+            options: Arc::new(self.options.clone()),
+            engine: self.inbox.clone(),
+            cancel: job.cancel.clone(),
+            parallel: self.config.limits.parallel_bundles,
+        };
         self.publish();
         let run = move || {
             // A panic must not leave a job that never ends: what it did is in its journal, and the next start looks at it.
@@ -144,7 +150,7 @@ impl Engine {
         for (kind, subject, detail) in outcome.events.clone() {
             self.publisher.event(kind, subject, detail);
         }
-        if Some(id) == self.recovery() {
+        if Some(id) == self.recovery {
             self.recovered = true;
         }
         self.observe();

@@ -59,3 +59,8 @@ pub(super) fn runs(_engine: &Engine, _machine: MachineId) -> bool {
 pub(super) fn views(_engine: &Engine) -> BTreeMap<MachineId, MachineView> {
     BTreeMap::new()
 }
+
+/// Devices that domains of others name, by the domain's name.
+pub(super) fn foreign_domains(_engine: &Engine) -> BTreeMap<vfio::PciAddress, String> {
+    BTreeMap::new()
+}

@@ -96,10 +96,10 @@ impl Engine {
     }
 
     fn device_view(&self, function: &Function) -> DeviceView {
-        let use_ = self.config.use_of(function);
+        let use_ = self.config.use_in(&self.inventory, function);
         let (state, reason) = self.device_state(function, &use_);
         DeviceView {
-            bundle: plan::bundle::of(&self.inventory, function.address),
+            bundle: self.inventory.bundle(function.address).map(|bundle| bundle.devices).unwrap_or_default(),
             use_,
             state,
             reason,
@@ -114,7 +114,7 @@ impl Engine {
             let state = if quarantine.stuck { DeviceState::Stuck } else { DeviceState::Quarantined };
             return (state, quarantine.reason.clone());
         }
-        let Some(record) = self.ledger.devices.get(&device) else {
+        let Some(record) = self.ledger.record_of(function) else {
             let lent = matches!(use_, Use::Lend { .. });
             return (if lent { DeviceState::Lent } else { DeviceState::Host }, String::new());
         };

@@ -20,6 +20,8 @@ pub struct Worker {
     pub job: JobId,
     /// What the engine is made of.
     pub options: Arc<Options>,
+    /// Bundles moved at once.
+    pub parallel: usize,
     pub(super) engine: Sender<Message>,
     pub(super) cancel: Arc<AtomicBool>,
 }

@@ -1,0 +1,212 @@
+//! The first job of a start: mends what the last one left. Needs the kernel only; machines come after it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vfio::{ChangeError, Inventory, PciAddress};
+
+use super::carry::{Task, carry_out, one_line};
+use super::devices::{first_of, observe};
+use super::worker::{Outcome, Worker};
+use super::{Engine, now};
+use crate::apply::{ApplyError, Run, boot_id};
+use crate::config::Config;
+use crate::failure::{ErrorKind, Failure};
+use crate::id::JobId;
+use crate::journal::{self, Left};
+use crate::ledger::moves::bindings;
+use crate::ledger::{ClaimRecord, Ledger, Standing};
+use crate::plan::{self, Move, Plan, Side, Situation};
+use crate::request::Goal;
+use crate::view::{EventKind, JobState, JobView, Subject};
+
+impl Engine {
+    /// Starts the first job. A ledger that cannot be used is left as it is, and so is the host.
+    pub(super) fn begin_recovery(&mut self) {
+        if self.ledger_fault.is_some() {
+            return;
+        }
+        let boot = boot_id(&self.options.host);
+        let inventory = self.inventory.clone();
+        let job = JobId(self.ledger.next_job);
+        let started = self.commit(|ledger| {
+            ledger.next_job += 1;
+            ledger.boot = boot;
+            ledger.follow(&inventory);
+        });
+        if let Err(failure) = started {
+            self.ledger_fault = Some(failure.to_string());
+            self.publish();
+            return;
+        }
+        self.recovery = Some(job);
+        let view = JobView {
+            kind: "recover",
+            state: JobState::Queued,
+            progress: 0.0,
+            step: String::new(),
+            devices: Vec::new(),
+            machine: None,
+            claims: Vec::new(),
+            error: None,
+            request_id: String::new(),
+            started_by_uid: 0,
+            started_at: now(),
+            cancelable: false,
+        };
+        self.jobs.0.insert(job, super::jobs::Job { view, request: None, cancel: Default::default() });
+        let ledger = self.ledger.clone();
+        self.spawn(job, Box::new(move |worker: &Worker| recover(worker, &ledger)));
+    }
+}
+
+/// Mends everything that can be mended by itself. What cannot is in quarantine afterwards, and no reason not to go on.
+fn recover(worker: &Worker, ledger: &Ledger) -> Outcome {
+    match Recovery::new(worker, ledger.clone()).and_then(Recovery::run) {
+        Ok(outcome) => outcome,
+        Err(failure) => Outcome::failed(failure),
+    }
+}
+
+struct Recovery<'a> {
+    worker: &'a Worker,
+    ledger: Ledger,
+    journals: Vec<Left>,
+    boot: String,
+    outcome: Outcome,
+}
+
+impl<'a> Recovery<'a> {
+    fn new(worker: &'a Worker, ledger: Ledger) -> Result<Self, Failure> {
+        let journals = journal::left(&worker.options.run_dir).map_err(|error| Failure::of(ErrorKind::Internal, &error))?;
+        Ok(Self { worker, ledger, journals, boot: boot_id(worker.host()), outcome: Outcome::done() })
+    }
+
+    fn run(mut self) -> Result<Outcome, Failure> {
+        for journal in std::mem::take(&mut self.journals) {
+            self.mend(&journal)?;
+        }
+        self.settle_the_rest()?;
+        Ok(self.outcome)
+    }
+
+    fn change(&mut self, entry: impl Fn(&mut Ledger) + Send + 'static) -> Result<(), Failure> {
+        entry(&mut self.ledger);
+        self.worker.commit(entry)
+    }
+
+    fn mend(&mut self, journal: &Left) -> Result<(), Failure> {
+        let mut devices = journal.header.moves.iter().flat_map(|bundle| &bundle.devices);
+        if devices.any(|device| self.ledger.quarantines.contains_key(device)) {
+            return journal::keep_as_failed(&journal.path).map_err(|error| Failure::of(ErrorKind::Internal, &error));
+        }
+        // A reboot has forgotten every knob that was turned: nothing is left to undo.
+        if journal.header.boot == self.boot {
+            for bundle in &journal.header.moves {
+                if let Err(error) = self.mend_bundle(journal, bundle)? {
+                    return self.give_up(journal, &error);
+                }
+            }
+        }
+        journal::remove(&journal.path).map_err(|error| Failure::of(ErrorKind::Internal, &error))
+    }
+
+    fn mend_bundle(&mut self, journal: &Left, bundle: &Move) -> Result<Result<(), Failure>, Failure> {
+        let of_bundle = |device: PciAddress| bundle.devices.contains(&device);
+        let begun: Vec<_> = journal.begun.iter().filter(|change| of_bundle(change.device())).cloned().collect();
+        let standing = bundle.devices.iter().find_map(|device| Some(self.ledger.devices.get(device)?.standing));
+        match (bundle.to, standing) {
+            (Side::Pool, Some(Standing::Pending)) => {
+                if let Err(error) = self.quietly().roll_back(&begun) {
+                    return Ok(Err(error.failure()));
+                }
+                let (devices, now) = (bundle.devices.clone(), bindings(self.worker.host(), bundle.devices.iter().copied()));
+                self.change(move |ledger| devices.iter().for_each(|device| ledger.settle(*device, &now)))?;
+            }
+            // The end was recorded, only the journal was not removed: what is has to be what was wished.
+            (Side::Pool, Some(Standing::Active)) => {
+                let unmade = begun.iter().rev().find_map(|change| match change.is_made(self.worker.host()) {
+                    Ok(true) | Err(ChangeError::Gone { .. }) => None,
+                    Ok(false) => Some(Failure::new(
+                        ErrorKind::Internal,
+                        format!("{} of {} is not {} any more", change.knob(), change.device(), change.to()),
+                    )),
+                    Err(error) => Some(ApplyError::from(error).failure()),
+                });
+                return Ok(unmade.map_or(Ok(()), Err));
+            }
+            // Releasing goes on below, from what is; whatever is not in the ledger is not ours.
+            (Side::Pool, Some(Standing::Releasing)) | (Side::Pool, None) | (Side::Host, _) => {}
+        }
+        Ok(Ok(()))
+    }
+
+    // What has no journal was not begun in this boot.
+    fn settle_the_rest(&mut self) -> Result<(), Failure> {
+        let standing = |wanted: Standing| {
+            let records = self.ledger.devices.iter().filter(|(device, _)| !self.ledger.quarantines.contains_key(device));
+            records.filter(|(_, record)| record.standing == wanted).map(|(device, _)| *device).collect::<Vec<_>>()
+        };
+        let (pending, releasing) = (standing(Standing::Pending), standing(Standing::Releasing));
+        let now = bindings(self.worker.host(), pending.iter().copied());
+        self.change(move |ledger| {
+            pending.iter().for_each(|device| ledger.settle(*device, &now));
+            let quarantined = ledger.quarantines.keys().copied().collect::<BTreeSet<_>>();
+            let is_kept = |claim: &ClaimRecord| claim.devices.iter().any(|device| quarantined.contains(device));
+            ledger.claims.retain(|_, claim| claim.standing != Standing::Pending || is_kept(claim));
+        })?;
+        self.release_again(&releasing)
+    }
+
+    // Each step of a release may be repeated: it starts from what is.
+    fn release_again(&mut self, releasing: &[PciAddress]) -> Result<(), Failure> {
+        let mut left: BTreeSet<_> = releasing.iter().copied().collect();
+        while let Some(device) = left.pop_first() {
+            let inventory = Inventory::observe(self.worker.host(), 0);
+            let Some(bundle) = inventory.bundle(device) else {
+                self.change(move |ledger| drop(ledger.devices.remove(&device)))?;
+                continue;
+            };
+            left.retain(|other| !bundle.devices.contains(other));
+            let surroundings = observe(self.worker.host(), &bundle.devices.iter().copied().collect());
+            let situation =
+                Situation { inventory: &inventory, config: &Config::default(), ledger: &self.ledger, surroundings: &surroundings };
+            match plan::plan(&situation, &[Goal::Release { device }]) {
+                Ok(plan) => self.carry_out(plan)?,
+                Err(refusals) => tracing::warn!(%device, "still releasing: {}", one_line(&first_of(refusals))),
+            }
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, plan: Plan) -> Result<(), Failure> {
+        let devices = plan.devices();
+        if let Err(outcome) = carry_out(self.worker, Task::of(plan)) {
+            let failure = outcome.error.unwrap_or_else(|| Failure::new(ErrorKind::Internal, "releasing failed"));
+            tracing::error!("{} is not back on the host: {}", list(&devices), one_line(&failure));
+            self.outcome.events.extend(outcome.events);
+        }
+        Ok(())
+    }
+
+    fn give_up(&mut self, journal: &Left, failure: &Failure) -> Result<(), Failure> {
+        let devices: Vec<_> = journal.header.moves.iter().flat_map(|bundle| bundle.devices.clone()).collect();
+        let stuck = failure.kind == ErrorKind::Stuck;
+        let reason = format!("job {} was cut off and could not be undone: {}", journal.header.job, one_line(failure));
+        tracing::error!("{}: {reason}", list(&devices));
+        for device in &devices {
+            let detail = BTreeMap::from([("reason".into(), reason.clone())]);
+            self.outcome.events.push((EventKind::Quarantined, Subject::Device(*device), detail));
+        }
+        self.change(move |ledger| ledger.quarantine(&devices, &reason, (now(), stuck)))?;
+        journal::keep_as_failed(&journal.path).map_err(|error| Failure::of(ErrorKind::Internal, &error))
+    }
+
+    fn quietly(&self) -> Run<'_> {
+        let worker = self.worker;
+        Run { host: worker.host(), deadlines: worker.deadlines(), parallel: worker.parallel, is_canceled: &|| false, on_step: &|_, _| {} }
+    }
+}
+
+fn list(devices: &[PciAddress]) -> String {
+    devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

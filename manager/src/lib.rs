@@ -14,6 +14,7 @@ pub mod id;
 pub mod journal;
 pub mod ledger;
 pub mod libvirt;
+pub mod machine;
 pub mod plan;
 pub mod request;
 pub mod spec;

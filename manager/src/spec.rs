@@ -6,13 +6,14 @@ mod machine;
 mod node;
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use vfio::Ids;
 
 pub use node::Node;
+
+use crate::ledger::Isolation;
 
 /// A machine specification. `docs/machine-spec.md` gives every key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,7 +39,7 @@ pub struct MachineSpec {
     pub kill_after_deadline: bool,
     /// The least isolation it accepts.
     #[serde(default)]
-    pub minimum_isolation: Option<IsolationLevel>,
+    pub minimum_isolation: Option<Isolation>,
     /// Returned untouched.
     pub labels: BTreeMap<String, String>,
     /// The guest's processor.
@@ -127,8 +128,8 @@ pub enum DiskFormat {
 pub struct Network {
     /// What it is plugged into.
     pub source: NetworkSource,
-    /// `52:54:00:…`; derived from UUID and index where not given.
-    pub mac: String,
+    /// `52:54:00:…`; `None`: derived from UUID and index.
+    pub mac: Option<String>,
 }
 
 /// What an interface is plugged into.
@@ -168,38 +169,12 @@ pub enum WishKind {
 }
 
 impl WishKind {
-    /// What tells a tenant with such a device from its neighbours.
-    pub fn isolation_level(self) -> IsolationLevel {
+    /// What stands between such a device and other tenants.
+    pub fn isolation(self) -> Isolation {
         match self {
-            Self::Gpu => IsolationLevel::WholeGpu,
-            Self::Vf => IsolationLevel::Vf,
+            Self::Gpu => Isolation::WholeGpu,
+            Self::Vf => Isolation::Vf,
         }
-    }
-}
-
-/// What tells tenants of one host apart, the weaker first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum IsolationLevel {
-    /// Partitions of one device, by its hardware.
-    Vf,
-    /// A device of its own, its links and memory included.
-    WholeGpu,
-}
-
-impl IsolationLevel {
-    /// Its word on the bus and in specifications.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Vf => "vf",
-            Self::WholeGpu => "whole-gpu",
-        }
-    }
-}
-
-impl fmt::Display for IsolationLevel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
     }
 }
 

@@ -3,4 +3,6 @@
 
 pub mod bus;
 pub mod polkit;
+pub mod session;
 pub mod simhost;
+pub mod standin;

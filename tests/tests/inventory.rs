@@ -1,7 +1,7 @@
 //! What is observed of described hosts.
 
 use tests::simhost::SimHost;
-use vfio::{AcsCapability, Inventory, Iommu, Kind, NotViable, PciAddress};
+use vfio::{AcsCapability, Hold, Holders, Inventory, Iommu, Kind, NotViable, PciAddress};
 
 fn address(text: &str) -> PciAddress {
     text.parse().unwrap()
@@ -62,4 +62,16 @@ fn a_crowded_group_is_explained_by_the_port_above_it() {
 fn without_groups_the_iommu_is_off() {
     assert_eq!(observe("no-iommu").iommu, Iommu::Off);
     assert_eq!(observe("dgx-h100").iommu, Iommu::On);
+}
+
+/// P3: a holder is named with its unit.
+#[test]
+fn the_holder_of_a_gpu_is_named_with_its_unit() {
+    let sim = SimHost::build("dgx-h100").unwrap();
+    let inventory = Inventory::observe(&sim.host(), 1);
+    let holders = Holders::of(&sim.host(), inventory.devices.values());
+    let holder = holders.found.iter().find(|holder| holder.device == address("0000:52:00.0")).unwrap();
+    assert_eq!((holder.pid, holder.command.as_str(), holder.how), (812, "nvidia-persistenced", Hold::Open));
+    assert_eq!(holder.unit.as_deref(), Some("nvidia-persistenced.service"));
+    assert_eq!(Holders::by_pid(&sim.host(), inventory.devices.values(), 812).found.len(), 1);
 }

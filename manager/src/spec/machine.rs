@@ -2,16 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use sha2::{Digest, Sha256};
 use uuid::Uuid;
 use vfio::Ids;
 
 use super::node::{Table, invalid, not_supported};
-use super::{
-    CpuMode, DirectBoot, Disk, DiskFormat, DiskSource, Firmware, Hold, IsolationLevel, MachineSpec, Network, NetworkSource, Node, Wish,
-    WishKind,
-};
+use super::{CpuMode, DirectBoot, Disk, DiskFormat, DiskSource, Firmware, Hold, MachineSpec, Network, NetworkSource, Node, Wish, WishKind};
 use crate::failure::{ErrorKind, Failure};
+use crate::ledger::Isolation;
 use crate::libvirt::HostFacts;
 
 /// The largest specification, in bytes.
@@ -53,7 +50,7 @@ impl MachineSpec {
             labels: labels(&mut table)?,
             cpu_mode: cpu_mode(&mut table)?,
             disks: disks(&mut table, direct_boot.is_some())?,
-            networks: networks(&mut table, uuid)?,
+            networks: networks(&mut table)?,
             devices: wishes(&mut table)?,
             direct_boot,
         };
@@ -91,9 +88,9 @@ impl MachineSpec {
 
     fn accepts_its_wishes(&self) -> Result<(), Failure> {
         let Some(least) = self.minimum_isolation else { return Ok(()) };
-        let Some(wish) = self.devices.iter().position(|wish| wish.kind.isolation_level() < least) else { return Ok(()) };
-        let level = self.devices[wish].kind.isolation_level();
-        let message = format!("device[{wish}] is isolated as {level}, which is less than minimum-isolation, {least}");
+        let Some(wish) = self.devices.iter().position(|wish| wish.kind.isolation() < least) else { return Ok(()) };
+        let level = self.devices[wish].kind.isolation();
+        let message = format!("device[{wish}] is isolated as {}, which is less than minimum-isolation, {}", level.word(), least.word());
         Err(Failure::new(ErrorKind::LevelRefused, message).remedy("wish for a whole GPU, or accept less isolation"))
     }
 }
@@ -103,8 +100,8 @@ const HOLD: &[(&str, Hold)] = &[("running", Hold::Running), ("defined", Hold::De
 const CPU_MODE: &[(&str, CpuMode)] = &[("host-passthrough", CpuMode::HostPassthrough), ("host-model", CpuMode::HostModel)];
 const DISK_FORMAT: &[(&str, DiskFormat)] = &[("raw", DiskFormat::Raw), ("qcow2", DiskFormat::Qcow2)];
 // No word: the tenant's.
-const MINIMUM_ISOLATION: &[(&str, Option<IsolationLevel>)] =
-    &[("", None), ("vf", Some(IsolationLevel::Vf)), ("whole-gpu", Some(IsolationLevel::WholeGpu))];
+const MINIMUM_ISOLATION: &[(&str, Option<Isolation>)] =
+    &[("", None), ("vf", Some(Isolation::Vf)), ("whole-gpu", Some(Isolation::WholeGpu))];
 
 fn format(table: &mut Table) -> Result<(), Failure> {
     match table.number("format")? {
@@ -205,12 +202,11 @@ fn volume_source(table: &Table, text: &str) -> Result<DiskSource, Failure> {
     }
 }
 
-fn networks(table: &mut Table, uuid: Uuid) -> Result<Vec<Network>, Failure> {
-    let tables = table.tables("network", MOST_NETWORKS)?.into_iter().enumerate();
-    tables.map(|(index, table)| network(table, uuid, index)).collect()
+fn networks(table: &mut Table) -> Result<Vec<Network>, Failure> {
+    table.tables("network", MOST_NETWORKS)?.into_iter().map(network).collect()
 }
 
-fn network(mut table: Table, uuid: Uuid, index: usize) -> Result<Network, Failure> {
+fn network(mut table: Table) -> Result<Network, Failure> {
     let source = match (table.text("network")?, table.text("bridge")?) {
         (Some(network), None) if is_plain_name(&network) => NetworkSource::Network(network),
         (Some(_), None) => return Err(table.invalid("network", "is no name of a libvirt network")),
@@ -220,18 +216,12 @@ fn network(mut table: Table, uuid: Uuid, index: usize) -> Result<Network, Failur
         (Some(_), Some(_)) => return Err(table.invalid("bridge", "and network exclude each other")),
     };
     let mac = match table.text("mac")? {
-        None => derived_mac(uuid, index),
-        Some(mac) if is_unicast_mac(&mac) => mac.to_ascii_lowercase(),
+        None => None,
+        Some(mac) if is_unicast_mac(&mac) => Some(mac.to_ascii_lowercase()),
         Some(_) => return Err(table.invalid("mac", "is no unicast MAC address; write it as 52:54:00:12:34:56")),
     };
     table.finish()?;
     Ok(Network { source, mac })
-}
-
-// The same machine has the same addresses after each start; two machines of one host hardly ever share one.
-fn derived_mac(uuid: Uuid, index: usize) -> String {
-    let digest = Sha256::new().chain_update(uuid.as_bytes()).chain_update(index.to_le_bytes()).finalize();
-    format!("52:54:00:{:02x}:{:02x}:{:02x}", digest[0], digest[1], digest[2])
 }
 
 fn wishes(table: &mut Table) -> Result<Vec<Wish>, Failure> {

@@ -5,9 +5,9 @@ use std::io;
 
 use vfio::PciAddress;
 
-use super::description::{BadDescription, BarSpec, Description, Model, Placed};
+use super::description::{BadDescription, BarSpec, Description, Model, Placed, SriovModel};
 use super::function::{Laid, lay_function};
-use super::tree::Tree;
+use super::tree::{PRIVATE, Tree};
 use super::{drivers, effects, machine};
 
 /// Why a host could not be laid.
@@ -56,39 +56,51 @@ impl<'a> Builder<'a> {
     fn place(&mut self, placed: &Placed) -> Result<(), BuildError> {
         let model = self.description.model_of(&placed.model)?;
         let address = placed.address()?;
-        let physical = self.lay(address, placed, model, None)?;
-        let Some(sriov) = &model.sriov else { return Ok(()) };
-        let virtual_model = self.description.model_of(&sriov.model)?;
-        let above = placed.path.rsplit_once('/').map_or("", |(above, _)| above);
+        let dir = format!("sys/devices/{}", placed.path);
+        self.lay(&dir, address, placed, model)?;
+        let group = self.description.iommu.then(|| placed.group.unwrap_or_else(|| self.next_group()));
+        effects::appear(self.tree, &dir, group)?;
+        let driver = placed.driver.as_deref().or(model.driver.as_deref()).unwrap_or_default();
+        if !driver.is_empty() {
+            effects::attach(self.tree, &dir, driver)?;
+        }
+        match &model.sriov {
+            Some(sriov) => self.lay_virtual(address, placed, sriov),
+            None => Ok(()),
+        }
+    }
+
+    /// Lays every virtual function that can be, out of sight, and lets those appear that are enabled.
+    fn lay_virtual(&mut self, physical: PciAddress, placed: &Placed, sriov: &SriovModel) -> Result<(), BuildError> {
+        let model = self.description.model_of(&sriov.model)?;
+        let dir = format!("sys/devices/{}", placed.path);
+        for number in 0..sriov.total {
+            let own = virtual_address(physical, sriov, number)?;
+            let placed = Placed { numa: placed.numa, ..Placed::new(own.to_string(), &sriov.model) };
+            self.lay(&effects::hidden(&dir, number, own), own, &placed, model)?;
+        }
         for number in 0..placed.vfs {
-            let routing_id = u16::from(address.bus()) << 8 | u16::from(address.device()) << 3 | u16::from(address.function());
-            let routing_id = routing_id + sriov.offset + sriov.stride * number;
-            let [bus, devfn] = routing_id.to_be_bytes();
-            let own = PciAddress::new(address.domain(), bus, devfn >> 3, devfn & 7)
-                .ok_or_else(|| BadDescription(format!("{address} has no room for virtual function {number}")))?;
-            let placed = Placed { numa: placed.numa, ..Placed::new(format!("{above}/{own}"), &sriov.model) };
-            let laid = self.lay(own, &placed, virtual_model, Some(address))?;
-            self.tree.link(format!("{}/virtfn{number}", physical.dir), &laid.dir)?;
-            self.tree.link(format!("{}/physfn", laid.dir), &physical.dir)?;
+            let group = self.description.iommu.then(|| self.next_group());
+            let own = effects::appear_virtual(self.tree, &dir, number, group)?;
+            if let Some(driver) = &model.driver {
+                effects::attach(self.tree, &own, driver)?;
+            }
         }
         Ok(())
     }
 
-    fn lay(&mut self, address: PciAddress, placed: &Placed, model: &Model, of: Option<PciAddress>) -> Result<Laid, BuildError> {
+    fn lay(&mut self, dir: &str, address: PciAddress, placed: &Placed, model: &Model) -> Result<(), BuildError> {
         let bases: Vec<_> = model.bars.iter().map(|bar| (bar.index, self.space.place(bar))).collect();
-        self.note_regions(address, placed, model, &bases);
+        let is_virtual = dir.starts_with(PRIVATE);
+        if !is_virtual {
+            self.note_regions(address, placed, model, &bases);
+        }
         let virtual_id = match &model.sriov {
             Some(sriov) => self.description.model_of(&sriov.model)?.id.1,
             None => 0,
         };
-        let group = self.description.iommu.then(|| placed.group.unwrap_or_else(|| self.next_group()));
-        let laid = Laid { dir: format!("sys/devices/{}", placed.path), address, group, is_virtual: of.is_some(), virtual_id };
-        lay_function(self.tree, &laid, placed, model, &bases)?;
-        let driver = placed.driver.as_deref().or(model.driver.as_deref()).unwrap_or_default();
-        if !driver.is_empty() {
-            effects::attach(self.tree, &laid.dir, driver)?;
-        }
-        Ok(laid)
+        let laid = Laid { dir: dir.into(), address, is_virtual, virtual_id };
+        Ok(lay_function(self.tree, &laid, placed, model, &bases)?)
     }
 
     fn next_group(&mut self) -> u32 {
@@ -106,6 +118,13 @@ impl<'a> Builder<'a> {
             }
         }
     }
+}
+
+fn virtual_address(physical: PciAddress, sriov: &SriovModel, number: u16) -> Result<PciAddress, BadDescription> {
+    let own = u16::from_be_bytes([physical.bus(), physical.device() << 3 | physical.function()]);
+    let [bus, devfn] = (own + sriov.offset + sriov.stride * number).to_be_bytes();
+    PciAddress::new(physical.domain(), bus, devfn >> 3, devfn & 7)
+        .ok_or_else(|| BadDescription(format!("{physical} has no room for virtual function {number}")))
 }
 
 /// Hands out addresses, each region aligned to its size.

@@ -1,9 +1,66 @@
-//! What the kernel does when a driver takes a function or lets it go: links move, nodes appear, power changes.
+//! What the kernel does when a function comes or goes, or a driver takes it or lets it go: links move, nodes appear, power changes.
 
 use std::io;
 
+use vfio::PciAddress;
+
 use super::drivers;
-use super::tree::Tree;
+use super::tree::{PRIVATE, Tree};
+
+/// Lets the function whose files are in `dir` be seen, in `group` if there is an IOMMU. Mirrors `pci_bus_add_device` and
+/// `iommu_probe_device`.
+///
+/// # Errors
+/// The file system's.
+pub fn appear(tree: &Tree, dir: &str, group: Option<u32>) -> io::Result<()> {
+    tree.link(format!("sys/bus/pci/devices/{}", name(dir)), dir)?;
+    let Some(group) = group else { return Ok(()) };
+    let of_group = format!("sys/kernel/iommu_groups/{group}");
+    tree.link(format!("{of_group}/devices/{}", name(dir)), dir)?;
+    tree.link(format!("{dir}/iommu_group"), &of_group)?;
+    tree.write(format!("{of_group}/type"), "DMA-FQ\n")?;
+    tree.write(format!("{of_group}/reserved_regions"), "0x00000000fee00000 0x00000000feefffff msi\n")
+}
+
+/// Where the files of virtual function `number` of the function in `dir` lie until it is enabled.
+pub fn hidden(dir: &str, number: u16, own: PciAddress) -> String {
+    format!("{PRIVATE}/functions/{}/virtual/{number}/{own}", name(dir))
+}
+
+/// Lets virtual function `number` of the function in `dir` be seen, and gives its directory. Mirrors `pci_iov_add_virtfn`
+/// (drivers/pci/iov.c).
+///
+/// # Errors
+/// The file system's.
+pub fn appear_virtual(tree: &Tree, dir: &str, number: u16, group: Option<u32>) -> io::Result<String> {
+    let lies = format!("{PRIVATE}/functions/{}/virtual/{number}", name(dir));
+    let own = tree.entries(&lies).into_iter().next().ok_or(io::ErrorKind::NotFound)?;
+    let above = dir.rsplit_once('/').map_or("", |(above, _)| above);
+    let own_dir = format!("{above}/{own}");
+    tree.rename(format!("{lies}/{own}"), &own_dir)?;
+    appear(tree, &own_dir, group)?;
+    tree.link(format!("{dir}/virtfn{number}"), &own_dir)?;
+    tree.link(format!("{own_dir}/physfn"), dir)?;
+    Ok(own_dir)
+}
+
+/// Takes virtual function `number` of the function in `dir` away, which has no driver. Mirrors `pci_iov_remove_virtfn`.
+///
+/// # Errors
+/// The file system's.
+pub fn vanish_virtual(tree: &Tree, dir: &str, number: u16) -> io::Result<()> {
+    let Some(own) = tree.link_name(format!("{dir}/virtfn{number}")) else { return Ok(()) };
+    let above = dir.rsplit_once('/').map_or("", |(above, _)| above);
+    let own_dir = format!("{above}/{own}");
+    if let Some(group) = group(tree, &own_dir) {
+        tree.remove(format!("sys/kernel/iommu_groups/{group}"))?;
+        tree.remove(format!("{own_dir}/iommu_group"))?;
+    }
+    for link in [format!("{dir}/virtfn{number}"), format!("{own_dir}/physfn"), format!("sys/bus/pci/devices/{own}")] {
+        tree.remove(link)?;
+    }
+    tree.rename(&own_dir, format!("{PRIVATE}/functions/{}/virtual/{number}/{own}", name(dir)))
+}
 
 /// Lets `driver` take the function in `dir`, which has none. Mirrors `driver_bound` and the driver's probe.
 ///

@@ -1,4 +1,4 @@
-//! Lays one function's directory in sysfs, and the links to it.
+//! Lays the files of one function's directory in sysfs.
 //!
 //! Attributes and their formats are those of `drivers/pci/pci-sysfs.c`.
 
@@ -17,15 +17,13 @@ pub struct Laid {
     pub dir: String,
     /// Its address.
     pub address: PciAddress,
-    /// Its group.
-    pub group: Option<u32>,
     /// Whether it is a virtual function.
     pub is_virtual: bool,
     /// Device id of its virtual functions, 0 without any.
     pub virtual_id: u16,
 }
 
-/// Lays the directory of `laid` and the links to it; its driver comes later.
+/// Lays the files of `laid`; links to it, its group and its driver come later.
 ///
 /// # Errors
 /// The file system's.
@@ -50,8 +48,7 @@ pub fn lay_function(tree: &Tree, laid: &Laid, placed: &Placed, model: &Model, ba
     for (name, text) in &placed.files {
         put(name, text.clone())?;
     }
-    tree.link(format!("sys/bus/pci/devices/{}", laid.address), &laid.dir)?;
-    lay_group(tree, laid)
+    Ok(())
 }
 
 fn identity(model: &Model) -> Vec<(&'static str, String)> {
@@ -110,15 +107,6 @@ fn lay_reset(tree: &Tree, laid: &Laid, model: &Model) -> io::Result<()> {
     tree.write(format!("{PRIVATE}/functions/{}/reset_methods", laid.address), &model.reset)?;
     tree.write(format!("{}/reset", laid.dir), "")?;
     tree.write(format!("{}/reset_method", laid.dir), format!("{}\n", model.reset))
-}
-
-fn lay_group(tree: &Tree, laid: &Laid) -> io::Result<()> {
-    let Some(group) = laid.group else { return Ok(()) };
-    let dir = format!("sys/kernel/iommu_groups/{group}");
-    tree.link(format!("{dir}/devices/{}", laid.address), &laid.dir)?;
-    tree.link(format!("{}/iommu_group", laid.dir), &dir)?;
-    tree.write(format!("{dir}/type"), "DMA-FQ\n")?;
-    tree.write(format!("{dir}/reserved_regions"), "0x00000000fee00000 0x00000000feefffff msi\n")
 }
 
 /// The lines of `resource`: 6 regions, the ROM and 6 regions of virtual functions; a bridge's 4 windows too.

@@ -52,10 +52,52 @@ const HOSTS: [(&str, &str); 4] = [
     ("no-iommu", include_str!("../../hosts/no-iommu.toml")),
 ];
 
+/// The root of a simulated host: a directory of its own that goes with it, or one that stays.
+#[derive(Debug)]
+pub enum SimRoot {
+    /// Removed when dropped.
+    Temporary(TempDir),
+    /// Kept.
+    Kept(PathBuf),
+}
+
+impl SimRoot {
+    /// Lays the described host `name` in a temporary directory.
+    ///
+    /// # Errors
+    /// No host of that name, or its tree cannot be laid.
+    pub fn temporary(name: &str) -> Result<Self, BuildError> {
+        let root = temporary_root()?;
+        builder::lay(&Tree::new(root.path()), &describe(name)?)?;
+        Ok(Self::Temporary(root))
+    }
+
+    /// Lays the described host `name` in `dir`, unless a host lies there already: then that one is used as it is.
+    ///
+    /// # Errors
+    /// No host of that name, or its tree cannot be laid.
+    pub fn kept(name: &str, dir: &Path) -> Result<Self, BuildError> {
+        fs::create_dir_all(dir)?;
+        let dir = fs::canonicalize(dir)?;
+        if !dir.join("sys").exists() {
+            builder::lay(&Tree::new(&dir), &describe(name)?)?;
+        }
+        Ok(Self::Kept(dir))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Temporary(dir) => dir.path(),
+            Self::Kept(dir) => dir,
+        }
+    }
+}
+
 /// A simulated host with its own root and kernel.
 #[derive(Debug)]
 pub struct SimHost {
-    root: Arc<TempDir>,
+    root: SimRoot,
     /// Its kernel: what to fail, and what was stored.
     pub kernel: Arc<SimKernel>,
 }
@@ -66,7 +108,7 @@ impl SimHost {
     /// # Errors
     /// No host of that name, or its tree cannot be laid.
     pub fn build(name: &str) -> Result<Self, BuildError> {
-        Self::lay(&describe(name)?)
+        Ok(Self::at(SimRoot::temporary(name)?))
     }
 
     /// Lays a host that a test describes itself.
@@ -76,13 +118,18 @@ impl SimHost {
     pub fn lay(description: &Description) -> Result<Self, BuildError> {
         let root = temporary_root()?;
         builder::lay(&Tree::new(root.path()), description)?;
-        Ok(Self { kernel: Arc::new(SimKernel::new(root.path())), root: Arc::new(root) })
+        Ok(Self::at(SimRoot::Temporary(root)))
+    }
+
+    /// The host that lies at `root`.
+    pub fn at(root: SimRoot) -> Self {
+        Self { kernel: Arc::new(SimKernel::new(root.path())), root }
     }
 
     /// The same host for a process that starts anew: its files as they are, a kernel without faults or memory.
     #[must_use]
     pub fn restart(self) -> Self {
-        Self { kernel: Arc::new(SimKernel::new(self.root.path())), root: self.root }
+        Self::at(self.root)
     }
 
     /// Where its tree is.
@@ -92,13 +139,13 @@ impl SimHost {
 
     /// The host as gpuward sees it, for as long as this simulated one is not dropped.
     pub fn host(&self) -> Host {
-        Host::new(self.root.path(), Arc::<SimKernel>::clone(&self.kernel))
+        Host::new(self.root(), Arc::<SimKernel>::clone(&self.kernel))
     }
 
     /// Every file and link of its tree with what is in it, directories not: for comparing before and after.
     pub fn snapshot(&self) -> BTreeMap<PathBuf, String> {
         let mut files = BTreeMap::new();
-        collect(self.root.path(), Path::new(""), &mut files);
+        collect(self.root(), Path::new(""), &mut files);
         files
     }
 
@@ -115,7 +162,7 @@ impl SimHost {
             opens: vec![node.into()],
             maps: Vec::new(),
         };
-        machine::lay_process(&Tree::new(self.root.path()), &process)
+        machine::lay_process(&Tree::new(self.root()), &process)
     }
 
     /// Ends the process with this id.
@@ -123,7 +170,7 @@ impl SimHost {
     /// # Errors
     /// The file system's.
     pub fn end_process(&self, pid: u32) -> io::Result<()> {
-        Tree::new(self.root.path()).remove(format!("proc/{pid}"))
+        Tree::new(self.root()).remove(format!("proc/{pid}"))
     }
 
     /// Changes `file` as somebody else would: a driver, the firmware, an administrator.
@@ -131,7 +178,7 @@ impl SimHost {
     /// # Errors
     /// The file system's.
     pub fn set(&self, file: impl AsRef<Path>, text: &str) -> io::Result<()> {
-        Tree::new(self.root.path()).write(file, format!("{text}\n"))
+        Tree::new(self.root()).write(file, format!("{text}\n"))
     }
 }
 

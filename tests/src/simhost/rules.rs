@@ -232,7 +232,8 @@ fn reset_method_store(tree: &Tree, dir: &str, value: &str) -> Result<(), Errno> 
 }
 
 /// `sriov_numvfs_store` (drivers/pci/iov.c): EINVAL unless a number, ERANGE above the total, nothing where it is so already,
-/// ENOENT without a driver that can, EBUSY from one number to another. Making functions is not simulated: EOPNOTSUPP.
+/// ENOENT without a driver that can, EBUSY from one number to another. New functions are offered to the drivers where
+/// `sriov_drivers_autoprobe` is 1.
 fn sriov_numvfs_store(tree: &Tree, dir: &str, value: &str) -> Result<(), Errno> {
     let read = |file: &str| tree.read(format!("{dir}/{file}")).parse::<u64>().unwrap_or(0);
     let (wanted, enabled) = (number(value)?, read("sriov_numvfs"));
@@ -248,7 +249,38 @@ fn sriov_numvfs_store(tree: &Tree, dir: &str, value: &str) -> Result<(), Errno> 
     if wanted != 0 && enabled != 0 {
         return Err(Errno::BUSY);
     }
-    Err(Errno::OPNOTSUPP)
+    let count = |number: u64| u16::try_from(number).map_err(|_| Errno::INVAL);
+    if wanted == 0 { disable_sriov(tree, dir, count(enabled)?) } else { enable_sriov(tree, dir, count(wanted)?) }
+}
+
+/// `sriov_enable` (drivers/pci/iov.c).
+fn enable_sriov(tree: &Tree, dir: &str, wanted: u16) -> Result<(), Errno> {
+    for number in 0..wanted {
+        let own = moved(effects::appear_virtual(tree, dir, number, free_group(tree, dir)));
+        if tree.read(format!("{dir}/sriov_drivers_autoprobe")) == "1" {
+            drivers_probe_store(tree, name(&own))?;
+        }
+    }
+    kernel_moved(tree.write(format!("{dir}/sriov_numvfs"), format!("{wanted}\n")))
+}
+
+/// `sriov_disable` (drivers/pci/iov.c), from the last to the first.
+fn disable_sriov(tree: &Tree, dir: &str, enabled: u16) -> Result<(), Errno> {
+    for number in (0..enabled).rev() {
+        if let Some(own) = tree.resolve(Path::new(&format!("{dir}/virtfn{number}"))) {
+            let own = own.to_string_lossy();
+            if let Some(driver) = driver_of(tree, &own) {
+                moved(effects::detach(tree, &own, &driver));
+            }
+        }
+        moved(effects::vanish_virtual(tree, dir, number));
+    }
+    kernel_moved(tree.write(format!("{dir}/sriov_numvfs"), "0\n"))
+}
+
+fn free_group(tree: &Tree, dir: &str) -> Option<u32> {
+    effects::group(tree, dir)?;
+    (0..).find(|number| !tree.exists(format!("sys/kernel/iommu_groups/{number}")))
 }
 
 /// `sriov_drivers_autoprobe_store` (drivers/pci/iov.c): `kstrtobool`, EINVAL for anything else.
@@ -310,7 +342,12 @@ fn number(value: &str) -> Result<u64, Errno> {
     parsed.map_err(|_| Errno::INVAL)
 }
 
+fn kernel_moved(result: io::Result<()>) -> Result<(), Errno> {
+    moved(result);
+    Ok(())
+}
+
 // The tree is the kernel's memory: a file system that fails under it is no answer of a kernel.
-fn kernel_moved(moved: io::Result<()>) -> Result<(), Errno> {
-    moved.map_err(|error| panic!("the simulated host's tree cannot be changed: {error}"))
+fn moved<T>(result: io::Result<T>) -> T {
+    result.unwrap_or_else(|error| panic!("the simulated host's tree cannot be changed: {error}"))
 }

@@ -83,6 +83,14 @@ impl Tree {
         symlink(relative(parent, target.as_ref()), path)
     }
 
+    /// Moves a directory.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+        fs::rename(self.root.join(from), self.root.join(to))
+    }
+
     /// Removes a file, link or directory with all below; nothing where there is none.
     ///
     /// # Errors

@@ -34,8 +34,7 @@ fn a_full_specification_is_taken_whole() {
     .unwrap();
     assert_eq!((spec.firmware, spec.hold, spec.cpu_mode), (Firmware::Bios, Hold::Defined, CpuMode::HostModel));
     assert_eq!(spec.labels["job"], "4711");
-    assert_eq!(spec.networks[1].mac, "52:54:00:aa:bb:cc");
-    assert!(spec.networks[0].mac.starts_with("52:54:00:"));
+    assert_eq!((spec.networks[0].mac.as_deref(), spec.networks[1].mac.as_deref()), (None, Some("52:54:00:aa:bb:cc")));
     assert_eq!((spec.devices[0].count, spec.devices[0].model.unwrap().to_string().as_str()), (2, "10de:2330"));
     assert_eq!((spec.devices[1].kind, spec.devices[1].same_numa), (WishKind::Vf, false));
 }
@@ -50,14 +49,6 @@ fn what_libvirt_opens_as_root_is_the_administrators() {
     ] {
         assert_eq!(parse(&text).unwrap().needs_administrator().as_deref(), Some(key));
     }
-}
-
-#[test]
-fn addresses_of_interfaces_stay_with_the_machine() {
-    let (one, two) = (Uuid::from_u128(1), Uuid::from_u128(2));
-    assert_eq!(derived_mac(one, 0), derived_mac(one, 0));
-    assert_ne!(derived_mac(one, 0), derived_mac(one, 1));
-    assert_ne!(derived_mac(one, 0), derived_mac(two, 0));
 }
 
 #[test]

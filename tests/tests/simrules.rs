@@ -1,0 +1,225 @@
+//! The simulated kernel is asked what `tests/rig/cases/sim-rules.py` asks a real one, rule by rule, and gives the same answers.
+#![allow(clippy::expect_used)]
+
+use std::time::{Duration, Instant};
+
+use tests::simhost::SimHost;
+
+/// The physical function of a network adapter: the rig has the same.
+const NIC: &str = "0000:05:00.0";
+
+/// Asks a simulated host and collects what did not come out as on the real one.
+struct Asker {
+    sim: SimHost,
+    asked: Vec<&'static str>,
+    wrong: Vec<String>,
+}
+
+impl Asker {
+    fn new() -> Self {
+        let sim = SimHost::build("workstation").expect("the host is described");
+        let asker = Self { sim, asked: Vec::new(), wrong: Vec::new() };
+        assert_eq!(asker.numvfs("0"), "ok", "the real one starts without virtual functions");
+        asker
+    }
+
+    /// Every answer to a rule's questions is as expected.
+    fn observed(&mut self, rule: &'static str, expected: &[&str], answers: &[String]) {
+        self.asked.push(rule);
+        if answers != expected {
+            self.wrong.push(format!("{rule}: {answers:?}, a real kernel answers {expected:?}"));
+        }
+    }
+
+    fn store(&self, attribute: &str, value: &str) -> String {
+        let soon = Instant::now() + Duration::from_secs(5);
+        match self.sim.host().store(attribute, value, soon) {
+            Ok(()) => "ok".into(),
+            Err(error) => name(error.errno().expect("it answered")).into(),
+        }
+    }
+
+    fn store_in(&self, address: &str, file: &str, value: &str) -> String {
+        self.store(&format!("sys/bus/pci/devices/{address}/{file}"), value)
+    }
+
+    fn read(&self, file: &str) -> String {
+        self.sim.host().read(format!("sys/bus/pci/devices/{NIC}/{file}")).expect("readable").unwrap_or_default()
+    }
+
+    fn link(&self, address: &str, file: &str) -> String {
+        let link = self.sim.host().link_name(format!("sys/bus/pci/devices/{address}/{file}")).expect("readable");
+        link.unwrap_or_else(|| "none".into())
+    }
+
+    fn driver(&self) -> String {
+        self.link(NIC, "driver")
+    }
+
+    fn set_override(&self, name: &str) -> String {
+        self.store_in(NIC, "driver_override", &format!("{name}\n"))
+    }
+
+    fn bind(&self, driver: &str, address: &str) -> String {
+        self.store(&format!("sys/bus/pci/drivers/{driver}/bind"), address)
+    }
+
+    fn unbind(&self, driver: &str, address: &str) -> String {
+        self.store(&format!("sys/bus/pci/drivers/{driver}/unbind"), address)
+    }
+
+    fn probe(&self, address: &str) -> String {
+        self.store("sys/bus/pci/drivers_probe", address)
+    }
+
+    fn numvfs(&self, count: &str) -> String {
+        self.store_in(NIC, "sriov_numvfs", count)
+    }
+
+    fn end(self) {
+        assert!(self.wrong.is_empty(), "{}", self.wrong.join("\n"));
+        assert!(!self.asked.is_empty());
+    }
+}
+
+/// The name of an errno, as Python's `errno.errorcode` has it.
+fn name(errno: i32) -> &'static str {
+    let names = [(2, "ENOENT"), (5, "EIO"), (13, "EACCES"), (16, "EBUSY"), (19, "ENODEV"), (22, "EINVAL"), (25, "ENOTTY"), (34, "ERANGE")];
+    names.into_iter().find(|(number, _)| *number == errno).map_or("unknown", |(_, name)| name)
+}
+
+#[test]
+fn binding_answers_as_on_a_real_kernel() {
+    let mut ask = Asker::new();
+    let unset = ask.read("driver_override");
+    ask.observed("driver_override_reads_null_when_unset", &["(null)"], &[unset]);
+    let answers = [ask.set_override("vfio-pci"), ask.driver()];
+    ask.observed("driver_override_does_not_unbind", &["ok", "igb"], &answers);
+    let answers = [ask.bind("vfio-pci", NIC), ask.driver()];
+    ask.observed("bind_of_a_bound_device_is_ebusy", &["EBUSY", "igb"], &answers);
+    let answers = [ask.probe(NIC), ask.driver()];
+    ask.observed("drivers_probe_of_a_bound_device_changes_nothing", &["ok", "igb"], &answers);
+    let answers = [ask.unbind("vfio-pci", NIC), ask.driver()];
+    ask.observed("unbind_from_another_driver_is_enodev", &["ENODEV", "igb"], &answers);
+    let answers = [ask.unbind("igb", NIC), ask.driver()];
+    ask.observed("unbind_takes_the_driver_away", &["ok", "none"], &answers);
+    let answers = [ask.unbind("igb", NIC)];
+    ask.observed("unbind_of_an_unbound_device_is_enodev", &["ENODEV"], &answers);
+    let answers = [ask.bind("igb", NIC), ask.driver()];
+    ask.observed("bind_against_the_override_is_enodev", &["ENODEV", "none"], &answers);
+    let answers = [ask.probe(NIC), ask.driver()];
+    ask.observed("drivers_probe_binds_what_the_override_names", &["ok", "vfio-pci"], &answers);
+    let answers = [ask.unbind("vfio-pci", NIC), ask.driver()];
+    ask.observed("unbind_from_vfio_pci", &["ok", "none"], &answers);
+    let answers = [ask.set_override("no-such-driver"), ask.read("driver_override")];
+    ask.observed("an_override_of_no_driver_is_stored", &["ok", "no-such-driver"], &answers);
+    let answers = [ask.probe(NIC), ask.driver()];
+    ask.observed("drivers_probe_succeeds_though_nothing_bound", &["ok", "none"], &answers);
+    let answers = [ask.set_override(""), ask.read("driver_override")];
+    ask.observed("an_empty_override_clears_it", &["ok", "(null)"], &answers);
+    let answers = [ask.bind("vfio-pci", NIC), ask.driver()];
+    ask.observed("bind_without_a_match_is_enodev", &["ENODEV", "none"], &answers);
+    let answers = [ask.bind("igb", NIC), ask.driver()];
+    ask.observed("bind_takes_a_matching_device", &["ok", "igb"], &answers);
+    ask.end();
+}
+
+#[test]
+fn addresses_that_are_not_there_are_answered_as_on_a_real_kernel() {
+    let mut ask = Asker::new();
+    let answers = [ask.bind("igb", "0000:7f:00.0")];
+    ask.observed("bind_of_an_unknown_device_is_enodev", &["ENODEV"], &answers);
+    let answers = [ask.unbind("igb", "0000:7f:00.0")];
+    ask.observed("unbind_of_an_unknown_device_is_enodev", &["ENODEV"], &answers);
+    let answers = [ask.probe("0000:7f:00.0")];
+    ask.observed("drivers_probe_of_an_unknown_device_is_enodev", &["ENODEV"], &answers);
+    let answers = [ask.probe("junk")];
+    ask.observed("drivers_probe_of_junk_is_enodev", &["ENODEV"], &answers);
+    ask.end();
+}
+
+#[test]
+fn overrides_have_the_length_of_a_real_kernel() {
+    let mut ask = Asker::new();
+    let long = "x".repeat(4095);
+    let answers = [ask.store_in(NIC, "driver_override", &long)];
+    ask.observed("driver_override_of_a_page_less_one_is_einval", &["EINVAL"], &answers);
+    let answers = [ask.set_override("vfio-pci"), ask.store_in(NIC, "driver_override", &long), ask.read("driver_override")];
+    ask.observed("a_refused_override_leaves_the_last", &["ok", "EINVAL", "vfio-pci"], &answers);
+    let answers = [ask.set_override("igb\nvfio-pci"), ask.read("driver_override")];
+    ask.observed("driver_override_ends_at_the_first_newline", &["ok", "igb"], &answers);
+    ask.end();
+}
+
+#[test]
+fn attributes_answer_as_on_a_real_kernel() {
+    let mut ask = Asker::new();
+    let answers = [ask.store_in(NIC, "power/control", "junk"), ask.read("power/control")];
+    ask.observed("power_control_refuses_junk", &["EINVAL", "on"], &answers);
+    let auto = [ask.store_in(NIC, "power/control", "auto"), ask.read("power/control")];
+    let on = [ask.store_in(NIC, "power/control", "on"), ask.read("power/control")];
+    ask.observed("power_control_takes_auto_and_on", &["ok", "auto", "ok", "on"], &[auto, on].concat());
+    let answers = [ask.store_in(NIC, "d3cold_allowed", "junk"), ask.read("d3cold_allowed")];
+    ask.observed("d3cold_allowed_refuses_junk", &["EINVAL", "1"], &answers);
+    let answers = [ask.store_in(NIC, "reset", "0"), ask.store_in(NIC, "reset", "junk")];
+    ask.observed("reset_refuses_other_than_1", &["EINVAL", "EINVAL"], &answers);
+    let methods = ask.read("reset_method");
+    let answers = [ask.store_in(NIC, "reset_method", "junk"), ask.read("reset_method")];
+    ask.observed("reset_method_refuses_an_unknown_name", &["EINVAL", &methods], &answers);
+    let answers = [ask.store_in(NIC, "reset_method", "\n"), ask.read("reset_method"), ask.store_in(NIC, "reset", "1")];
+    ask.observed("an_empty_reset_method_disables_reset", &["ok", "", "ENOTTY"], &answers);
+    let answers = [ask.store_in(NIC, "reset_method", "default"), ask.read("reset_method")];
+    ask.observed("reset_method_default_restores", &["ok", &methods], &answers);
+    let answers = [ask.store_in(NIC, "no_such_attribute", "1")];
+    ask.observed("a_missing_attribute_is_enoent_at_open", &["ENOENT"], &answers);
+    ask.end();
+}
+
+#[test]
+fn virtual_functions_come_and_go_as_on_a_real_kernel() {
+    let mut ask = Asker::new();
+    let answers = [ask.numvfs("junk")];
+    ask.observed("sriov_numvfs_refuses_junk", &["EINVAL"], &answers);
+    let answers = [ask.numvfs("8"), ask.read("sriov_numvfs")];
+    ask.observed("sriov_numvfs_refuses_more_than_total", &["ERANGE", "0"], &answers);
+    let answers = [ask.numvfs("0"), ask.read("sriov_numvfs")];
+    ask.observed("sriov_numvfs_of_the_same_count_is_no_change", &["ok", "0"], &answers);
+    assert_eq!(ask.store_in(NIC, "sriov_drivers_autoprobe", "0"), "ok");
+    let answers = [ask.numvfs("2"), ask.read("sriov_numvfs"), ask.link(NIC, "virtfn1")];
+    ask.observed("sriov_numvfs_makes_functions", &["ok", "2", "0000:05:10.2"], &answers);
+    let vf = ask.link(NIC, "virtfn0");
+    let answers = [ask.link(&vf, "driver")];
+    ask.observed("vfs_stay_without_driver_with_autoprobe_off", &["none"], &answers);
+    let answers = [ask.probe(&vf), ask.link(&vf, "driver")];
+    ask.observed("drivers_probe_of_a_vf_with_autoprobe_off_binds_nothing", &["ok", "none"], &answers);
+    let answers = [ask.bind("igbvf", &vf), ask.link(&vf, "driver")];
+    ask.observed("bind_of_a_vf_with_autoprobe_off", &["ENODEV", "none"], &answers);
+    let answers = [ask.store_in(&vf, "driver_override", "vfio-pci"), ask.probe(&vf), ask.link(&vf, "driver")];
+    ask.observed("an_override_binds_a_vf_with_autoprobe_off", &["ok", "ok", "vfio-pci"], &answers);
+    let node = format!("dev/vfio/{}", ask.link(&vf, "iommu_group"));
+    let answers = [ask.sim.host().exists(&node).to_string()];
+    ask.observed("a_bound_group_has_its_vfio_node", &["true"], &answers);
+    let answers = [ask.numvfs("2"), ask.read("sriov_numvfs")];
+    ask.observed("sriov_numvfs_again_is_no_change", &["ok", "2"], &answers);
+    let answers = [ask.numvfs("1"), ask.read("sriov_numvfs")];
+    ask.observed("sriov_numvfs_of_another_count_is_ebusy", &["EBUSY", "2"], &answers);
+    let answers = [ask.store_in(&vf, "remove", "1")];
+    ask.observed("a_vf_has_no_remove", &["ENOENT"], &answers);
+    let answers = [ask.numvfs("0"), ask.sim.host().exists(format!("sys/bus/pci/devices/{vf}")).to_string()];
+    ask.observed("sriov_numvfs_of_0_removes_functions", &["ok", "false"], &answers);
+    let answers = [ask.sim.host().exists(&node).to_string()];
+    ask.observed("a_group_without_device_loses_its_vfio_node", &["false"], &answers);
+    ask.end();
+}
+
+#[test]
+fn virtual_functions_need_a_driver_as_on_a_real_kernel() {
+    let mut ask = Asker::new();
+    assert_eq!(ask.unbind("igb", NIC), "ok");
+    let answers = [ask.numvfs("1")];
+    ask.observed("sriov_numvfs_without_driver_is_enoent", &["ENOENT"], &answers);
+    assert_eq!((ask.set_override("vfio-pci"), ask.probe(NIC)), ("ok".into(), "ok".into()));
+    let answers = [ask.numvfs("1"), ask.driver()];
+    ask.observed("sriov_numvfs_of_vfio_pci_is_enoent", &["ENOENT", "vfio-pci"], &answers);
+    ask.end();
+}

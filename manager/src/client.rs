@@ -67,7 +67,7 @@ pub trait Device {
     fn release(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
 
     /// Who has it open: `{pid u, command s, unit s}` each.
-    fn list_holders(&self) -> zbus::Result<Vec<Dict>>;
+    fn list_holders(&self, options: Options<'_>) -> zbus::Result<Vec<Dict>>;
 }
 
 /// A machine.
@@ -125,7 +125,8 @@ impl From<zbus::Error> for CallError {
         if let zbus::Error::FDO(named) = &error {
             return Self::of_named(named).unwrap_or(Self::Broken(Box::new(error)));
         }
-        if matches!(error, zbus::Error::InputOutput(_) | zbus::Error::Handshake(_) | zbus::Error::Address(_)) {
+        if matches!(error, zbus::Error::Connection(..) | zbus::Error::InputOutput(_) | zbus::Error::Handshake(_) | zbus::Error::Address(_))
+        {
             return Self::Absent(Box::new(error));
         }
         Self::Broken(Box::new(error))

@@ -1,2 +1,7 @@
-//! gpuward: see the library's `bin` modules.
-fn main() {}
+//! The command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    manager::cli::main()
+}

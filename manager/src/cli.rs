@@ -1,0 +1,67 @@
+//! The command `gpuward`: a client of the service, and a reader of captured trees.
+//!
+//! Answers go to standard output; progress, warnings and reasons to standard error. Every way it ends has its exit status.
+
+mod args;
+mod device;
+mod local;
+mod look;
+mod names;
+mod output;
+mod stop;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::client::{CallError, Client};
+use args::{Cli, Command, ConfigCommand};
+use output::Output;
+use stop::Stop;
+
+/// Runs the command with the arguments of this process.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Command::LibvirtHook(call) = &cli.command {
+        return local::libvirt_hook(call);
+    }
+    let mut context = Context { bus: cli.bus, client: None, output: Output::new(cli.json) };
+    match run(&mut context, cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(stop) => stop.report(&mut context.output),
+    }
+}
+
+/// What every command works with.
+struct Context {
+    bus: Option<String>,
+    client: Option<Client>,
+    output: Output,
+}
+
+impl Context {
+    /// The connection to the service, made when it is first wanted.
+    fn client(&mut self) -> Result<&Client, CallError> {
+        let client = match self.client.take() {
+            Some(client) => client,
+            None => Client::connect(self.bus.as_deref())?,
+        };
+        Ok(self.client.insert(client))
+    }
+}
+
+fn run(context: &mut Context, command: Command) -> Result<(), Stop> {
+    match command {
+        Command::List(tree) => look::list(context, tree.root.as_deref()),
+        Command::Show { device, tree } => look::show(context, device, tree.root.as_deref()),
+        Command::Config(ConfigCommand::Check { file }) => local::check_config(context, &file),
+        Command::Completions { shell } => local::completions(context, shell),
+        Command::Man { dir } => local::manual(&dir),
+        Command::LibvirtHook(call) => Err(Stop::Wrong(format!("libvirt calls {} by itself", call.operation))),
+    }
+}
+
+/// Says something on standard error beside the answer.
+fn warn(text: &str) {
+    eprintln!("gpuward: {}", output::safe(text));
+}

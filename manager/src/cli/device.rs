@@ -1,0 +1,165 @@
+//! A device as the command shows it, whether the service told of it or a captured tree was read. `docs/cli.md` gives its JSON.
+
+mod told;
+
+use serde::Serialize;
+use vfio::{Function, Inventory, Kind, Sriov, VgpuInterface};
+
+use super::output::size;
+
+/// A device. `None` and empty: not known, or not there.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct Device {
+    pub address: String,
+    pub identity: String,
+    pub vendor: String,
+    pub model: String,
+    /// `gpu`, `virtual-function`, `switch`, `companion`.
+    pub class: String,
+    pub numa_node: Option<i64>,
+    pub driver: Option<String>,
+    pub driver_override: Option<String>,
+    pub group: Option<u64>,
+    pub viable: Option<bool>,
+    pub why_not_viable: Option<String>,
+    pub group_members: Vec<String>,
+    pub bundle: Vec<String>,
+    #[serde(rename = "use")]
+    pub use_: Option<String>,
+    pub state: Option<String>,
+    pub reason: Option<String>,
+    pub held_by: Option<String>,
+    pub reset_methods: Vec<String>,
+    pub bars: Vec<Bar>,
+    pub vfio_node: Option<String>,
+    pub vfio_driver: Option<String>,
+    pub power_state: Option<String>,
+    pub link: Option<String>,
+    pub virtual_functions: Option<VirtualFunctions>,
+    pub physical_function: Option<String>,
+    pub vgpu: Option<&'static str>,
+    pub boot_display: Option<bool>,
+    pub unreadable: Vec<String>,
+}
+
+/// A region of a device.
+#[derive(Debug, Serialize)]
+pub(super) struct Bar {
+    pub index: u64,
+    pub size: u64,
+}
+
+/// How many virtual functions a device has, and may have.
+#[derive(Debug, Serialize)]
+pub(super) struct VirtualFunctions {
+    pub enabled: u64,
+    pub total: u64,
+}
+
+impl Device {
+    /// A function of an inventory. Whose it is only a service can say, so a function on a VFIO driver has no state.
+    pub(super) fn observed(inventory: &Inventory, function: &Function) -> Self {
+        let text = |value: &Option<String>| value.clone();
+        let not_viable = function.group.and_then(|group| inventory.not_viable(group));
+        let members = function.group.and_then(|group| inventory.groups.get(&group));
+        Self {
+            address: function.address.to_string(),
+            identity: function.identity.to_string(),
+            vendor: function.vendor_name.clone().unwrap_or_else(|| format!("{:04x}", function.ids.vendor)),
+            model: function.model_name.clone().unwrap_or_else(|| function.ids.to_string()),
+            class: class_of(function.kind).into(),
+            numa_node: function.numa_node.map(i64::from),
+            driver: text(&function.driver),
+            driver_override: text(&function.driver_override),
+            group: function.group.map(|group| group.0.into()),
+            viable: function.group.map(|_| not_viable.is_none()),
+            why_not_viable: not_viable.map(|why| why.to_string()),
+            group_members: members.map(|group| group.members.iter().map(|member| member.address.to_string()).collect()).unwrap_or_default(),
+            bundle: inventory.bundle(function.address).map(|bundle| addresses(&bundle.devices)).unwrap_or_default(),
+            state: (!function.is_on_vfio()).then(|| "host".into()),
+            reset_methods: function.reset_methods.clone(),
+            bars: function.bars.iter().map(|bar| Bar { index: bar.index.into(), size: bar.size }).collect(),
+            vfio_node: text(&function.vfio_device),
+            vfio_driver: Some(function.vfio_driver.clone()),
+            power_state: text(&function.power.state),
+            link: function.link.as_ref().map(|link| format!("{} x{}, most {} x{}", link.speed, link.width, link.max_speed, link.max_width)),
+            virtual_functions: function.sriov.as_ref().map(virtual_functions),
+            physical_function: function.physical_function.map(|address| address.to_string()),
+            vgpu: function.vgpu.map(|interface| match interface {
+                VgpuInterface::Mdev => "mdev",
+                VgpuInterface::VendorVfio => "vendor-vfio",
+            }),
+            boot_display: Some(function.boot_vga),
+            unreadable: function.unreadable.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Vendor and model as people call them: `NVIDIA H100 SXM5 80GB`.
+    pub(super) fn name(&self) -> String {
+        format!("{} {}", short_vendor(&self.vendor), bracketed(&self.model).unwrap_or(&self.model)).trim().to_owned()
+    }
+
+    /// Who has it: a tenant's machine, else why it is where it is, else its driver.
+    pub(super) fn holder(&self) -> String {
+        let holder = [&self.held_by, &self.reason, &self.driver].into_iter().flatten().find(|text| !text.is_empty());
+        holder.cloned().unwrap_or_default()
+    }
+
+    /// Its regions, for a person.
+    pub(super) fn regions(&self) -> String {
+        let regions = self.bars.iter().map(|bar| format!("{}: {}", bar.index, size(bar.size)));
+        regions.collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn class_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Gpu => "gpu",
+        Kind::VirtualFunction => "virtual-function",
+        Kind::Switch => "switch",
+        Kind::Companion => "companion",
+        Kind::Bridge => "bridge",
+        Kind::Other => "other",
+    }
+}
+
+fn addresses(devices: &[vfio::PciAddress]) -> Vec<String> {
+    devices.iter().map(ToString::to_string).collect()
+}
+
+fn virtual_functions(sriov: &Sriov) -> VirtualFunctions {
+    VirtualFunctions { enabled: sriov.enabled.into(), total: sriov.total.into() }
+}
+
+// pci-ids: "GH100 [H100 SXM5 80GB]", "Advanced Micro Devices, Inc. [AMD/ATI]".
+fn bracketed(name: &str) -> Option<&str> {
+    let (_, rest) = name.split_once('[')?;
+    Some(rest.split_once(']')?.0).filter(|inside| !inside.is_empty())
+}
+
+fn short_vendor(name: &str) -> &str {
+    let name = bracketed(name).unwrap_or(name);
+    name.split(['/', ' ', ',']).next().unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_called_what_people_call_it() {
+        let cases = [
+            ("NVIDIA Corporation", "GH100 [H100 SXM5 80GB]", "NVIDIA H100 SXM5 80GB"),
+            ("Advanced Micro Devices, Inc. [AMD/ATI]", "Aqua Vanjaram [Instinct MI300X]", "AMD Instinct MI300X"),
+            ("Intel Corporation", "82576 Virtual Function", "Intel 82576 Virtual Function"),
+            ("10de", "10de:ffff", "10de 10de:ffff"),
+            ("", "", ""),
+        ];
+        for (vendor, model, name) in cases {
+            let device = Device { vendor: vendor.into(), model: model.into(), ..Device::default() };
+            assert_eq!(device.name(), name);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! A device out of the properties of the service's objects.
+
+use crate::cli::names::{device_of_path, number_of_path, subject_of_path};
+use crate::client::{Objects, Record};
+
+use super::{Bar, Device, VirtualFunctions};
+
+impl Device {
+    /// Every device that the service tells of, by address.
+    pub(in crate::cli) fn told(objects: &Objects) -> Vec<Self> {
+        let paths = objects.iter().filter(|(_, interfaces)| interfaces.contains_key("Device"));
+        let mut devices: Vec<_> = paths.filter_map(|(path, _)| Self::told_at(objects, path)).collect();
+        devices.sort_by(|one, other| one.address.cmp(&other.address));
+        devices
+    }
+
+    /// The device at `path`.
+    pub(in crate::cli) fn told_at(objects: &Objects, path: &str) -> Option<Self> {
+        let interfaces = objects.get(path)?;
+        let device = interfaces.get("Device")?;
+        let group_path = device.text("IommuGroup");
+        let group = objects.get(group_path).and_then(|group| group.get("IommuGroup"));
+        let node = device.number("NumaNode").and_then(|node| i64::try_from(node).ok());
+        Some(Self {
+            address: device.text("Address").into(),
+            identity: device.text("Identity").into(),
+            vendor: device.text("Vendor").into(),
+            model: device.text("Model").into(),
+            class: device.text("Class").into(),
+            numa_node: node.filter(|node| *node >= 0),
+            driver: some(device, "Driver"),
+            driver_override: some(device, "DriverOverride"),
+            group: number_of_path(group_path),
+            viable: group.map(|group| group.flag("Viable")),
+            why_not_viable: group.and_then(|group| some(group, "WhyNot")),
+            group_members: group.map(|group| devices(group, "Members")).unwrap_or_default(),
+            bundle: devices(device, "Bundle"),
+            use_: some(device, "Use"),
+            state: some(device, "State"),
+            reason: some(device, "Reason"),
+            held_by: holder(objects, device.text("Claim")),
+            reset_methods: device.texts("ResetMethods"),
+            bars: device.records("Bars").iter().filter_map(bar).collect(),
+            vfio_node: some(device, "VfioNode"),
+            vfio_driver: some(device, "VfioDriver"),
+            virtual_functions: interfaces.get("Sriov").and_then(virtual_functions),
+            physical_function: interfaces.get("VirtualFunction").map(|function| subject_of_path(function.text("PhysicalFunction"))),
+            ..Self::default()
+        })
+    }
+}
+
+fn some(record: &Record, key: &str) -> Option<String> {
+    Some(record.text(key).to_owned()).filter(|text| !text.is_empty())
+}
+
+fn devices(record: &Record, key: &str) -> Vec<String> {
+    record.texts(key).into_iter().map(|path| device_of_path(&path).map_or(path, |address| address.to_string())).collect()
+}
+
+fn bar(record: &Record) -> Option<Bar> {
+    let number = |key| record.number(key).and_then(|number| u64::try_from(number).ok());
+    Some(Bar { index: number("index")?, size: number("size")? })
+}
+
+fn virtual_functions(sriov: &Record) -> Option<VirtualFunctions> {
+    let number = |key| sriov.number(key).and_then(|number| u64::try_from(number).ok());
+    Some(VirtualFunctions { enabled: number("Count")?, total: number("MaxCount")? })
+}
+
+// `acme/train-1`, or the claim where it is for no machine.
+fn holder(objects: &Objects, path: &str) -> Option<String> {
+    let claim = objects.get(path)?.get("Claim")?;
+    let machine = objects.get(claim.text("Machine")).and_then(|interfaces| interfaces.get("Machine"));
+    let Some(machine) = machine else { return Some(subject_of_path(path)) };
+    Some(format!("{}/{}", tenant(objects, machine.text("Tenant")), machine.text("Name")))
+}
+
+/// The name of the tenant at `path`. Until tenants can be made there is one, which has no object.
+pub(in crate::cli) fn tenant(objects: &Objects, path: &str) -> String {
+    let tenant = objects.get(path).and_then(|interfaces| interfaces.get("Tenant"));
+    tenant.map_or_else(|| crate::id::TenantId::BUILT_IN_NAME.to_owned(), |tenant| tenant.text("Name").to_owned())
+}

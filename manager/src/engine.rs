@@ -22,6 +22,7 @@ use crate::view::{HostState, Update};
 
 mod admit;
 pub mod carry;
+pub mod claims;
 mod devices;
 mod jobs;
 pub mod machines;
@@ -80,7 +81,7 @@ pub enum Message {
         rolling_back: bool,
     },
     /// A worker wants something recorded before it goes on.
-    Commit(Entry, SyncSender<Result<(), Failure>>),
+    Commit(Entry, SyncSender<Result<Box<Ledger>, Failure>>),
     /// A worker is done.
     Ended(JobId, Outcome),
     /// Something happened to machines.
@@ -219,7 +220,7 @@ impl Engine {
             Message::Ask(Ask::Cancel(job, reply)) => reply(self.cancel(job)),
             Message::Step { job, step, progress, rolling_back } => self.note_step(job, step, progress, rolling_back),
             Message::Commit(entry, reply) => {
-                let committed = self.commit(entry);
+                let committed = self.commit(entry).map(|()| Box::new(self.ledger.clone()));
                 self.observe();
                 self.publish();
                 if reply.send(committed).is_err() {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use vfio::{Binding, Bundle, Change, Function, Inventory, PciAddress};
+use vfio::{Binding, Bundle, Change, Function, Holder, Inventory, PciAddress};
 
 use crate::config::Config;
 use crate::id::JobId;
@@ -20,7 +20,7 @@ mod refusal;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use refusal::{Holder, Refusal};
+pub use refusal::Refusal;
 
 /// What a plan is made from.
 #[derive(Clone, Copy, Debug)]

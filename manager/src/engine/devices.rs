@@ -1,8 +1,8 @@
 //! Jobs on devices: bundles move between host and pool.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use vfio::{Host, PciAddress};
+use vfio::{Holders, Host, Inventory, PciAddress};
 
 use super::Engine;
 use super::carry::{Task, carry_out};
@@ -69,13 +69,13 @@ impl Engine {
         plan::plan(&situation, goals)
     }
 
-    fn surroundings(&self, devices: &BTreeSet<PciAddress>, job: Option<JobId>) -> Surroundings {
+    pub(super) fn surroundings(&self, devices: &BTreeSet<PciAddress>, job: Option<JobId>) -> Surroundings {
         let others = self.jobs.live().filter(|(id, _)| Some(*id) != job);
         let busy = others.flat_map(|(id, view)| view.devices.iter().map(move |device| (*device, (id, view.kind))));
         Surroundings {
             busy: busy.filter(|(device, _)| devices.contains(device)).collect(),
             domains: super::machines::foreign_domains(self),
-            ..observe(&self.options.host, devices)
+            ..observe(&self.options.host, devices, &self.inventory)
         }
     }
 
@@ -92,13 +92,20 @@ impl Engine {
     }
 }
 
-/// What matters to a plan for these devices beside the inventory.
-pub(super) fn observe(host: &Host, _devices: &BTreeSet<PciAddress>) -> Surroundings {
+/// What matters to a plan for these devices beside the inventory. Reads every process: who holds what is looked for on demand.
+pub(super) fn observe(host: &Host, devices: &BTreeSet<PciAddress>, inventory: &Inventory) -> Surroundings {
     let drivers = host.entries("sys/bus/pci/drivers").ok().flatten().unwrap_or_default();
     let unsafe_noiommu = host.read("sys/module/vfio/parameters/enable_unsafe_noiommu_mode").ok().flatten();
+    let mut holders: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    if !devices.is_empty() {
+        for holder in Holders::of(host, devices.iter().filter_map(|device| inventory.devices.get(device))).found {
+            holders.entry(holder.device).or_default().push(holder);
+        }
+    }
     Surroundings {
         drivers: drivers.into_iter().collect(),
         unsafe_noiommu: unsafe_noiommu.as_deref() == Some("Y"),
+        holders,
         ..Surroundings::default()
     }
 }

@@ -2,21 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vfio::{ChangeError, Inventory, PciAddress};
+use vfio::{ChangeError, PciAddress};
 
-use super::carry::{Task, carry_out, one_line};
-use super::devices::{first_of, observe};
+use super::carry::one_line;
+use super::claims::release_bundle;
 use super::worker::{Outcome, Worker};
 use super::{Engine, now};
 use crate::apply::{ApplyError, Run, boot_id};
-use crate::config::Config;
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
 use crate::journal::{self, Left};
 use crate::ledger::moves::bindings;
 use crate::ledger::{ClaimRecord, Ledger, Standing};
-use crate::plan::{self, Move, Plan, Side, Situation};
-use crate::request::Goal;
+use crate::plan::{Move, Side};
 use crate::view::{EventKind, JobState, JobView, Subject};
 
 impl Engine {
@@ -157,33 +155,15 @@ impl<'a> Recovery<'a> {
         self.release_again(&releasing)
     }
 
-    // Each step of a release may be repeated: it starts from what is.
+    // Each step of a release may be repeated: it starts from what is. One that is held stays `releasing`.
     fn release_again(&mut self, releasing: &[PciAddress]) -> Result<(), Failure> {
         let mut left: BTreeSet<_> = releasing.iter().copied().collect();
         while let Some(device) = left.pop_first() {
-            let inventory = Inventory::observe(self.worker.host(), 0);
-            let Some(bundle) = inventory.bundle(device) else {
-                self.change(move |ledger| drop(ledger.devices.remove(&device)))?;
-                continue;
-            };
-            left.retain(|other| !bundle.devices.contains(other));
-            let surroundings = observe(self.worker.host(), &bundle.devices.iter().copied().collect());
-            let situation =
-                Situation { inventory: &inventory, config: &Config::default(), ledger: &self.ledger, surroundings: &surroundings };
-            match plan::plan(&situation, &[Goal::Release { device }]) {
-                Ok(plan) => self.carry_out(plan)?,
-                Err(refusals) => tracing::warn!(%device, "still releasing: {}", one_line(&first_of(refusals))),
+            if let Err(failure) = release_bundle(self.worker, &self.ledger, device) {
+                tracing::error!("{device} is not back on the host: {}", one_line(&failure));
             }
-        }
-        Ok(())
-    }
-
-    fn carry_out(&mut self, plan: Plan) -> Result<(), Failure> {
-        let devices = plan.devices();
-        if let Err(outcome) = carry_out(self.worker, Task::of(plan)) {
-            let failure = outcome.error.unwrap_or_else(|| Failure::new(ErrorKind::Internal, "releasing failed"));
-            tracing::error!("{} is not back on the host: {}", list(&devices), one_line(&failure));
-            self.outcome.events.extend(outcome.events);
+            self.ledger = *self.worker.record(|_| {})?;
+            left.retain(|other| self.ledger.devices.contains_key(other));
         }
         Ok(())
     }

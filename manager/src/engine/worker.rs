@@ -80,6 +80,14 @@ impl Worker {
     /// # Errors
     /// The ledger could not be replaced, or the engine has stopped: go no further.
     pub fn commit(&self, entry: impl FnOnce(&mut Ledger) + Send + 'static) -> Result<(), Failure> {
+        self.record(entry).map(|_| ())
+    }
+
+    /// As [`Worker::commit`], and gives the ledger as it then is.
+    ///
+    /// # Errors
+    /// As [`Worker::commit`].
+    pub fn record(&self, entry: impl FnOnce(&mut Ledger) + Send + 'static) -> Result<Box<Ledger>, Failure> {
         let stopped = || Failure::new(ErrorKind::HostNotReady, "the daemon stops");
         let (reply, answer) = mpsc::sync_channel(1);
         self.engine.send(Message::Commit(Box::new(entry), reply)).map_err(|_| stopped())?;

@@ -1,23 +1,10 @@
 //! Why a goal is not planned: a closed set, each with its evidence and what a person can do.
 
-use vfio::{AcsCapability, GroupId, Member, PciAddress, PortAcs};
+use vfio::{AcsCapability, GroupId, Hold, Holder, Member, PciAddress, PortAcs};
 
 use crate::config::Use;
 use crate::failure::{ErrorKind, Failure};
 use crate::id::{ClaimId, JobId, MachineId};
-
-/// A process that holds a device: advisory, a driver can be busy without any (P2).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// Process id.
-    pub pid: u32,
-    /// Its command's name.
-    pub command: String,
-    /// The systemd unit it belongs to.
-    pub unit: Option<String>,
-    /// What it holds (`/dev/nvidia0`).
-    pub what: String,
-}
 
 /// Why a goal is not planned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,17 +161,23 @@ fn display(device: PciAddress, boot_vga: bool, claimants: &[String]) -> Failure 
     failure.remedy("give the host another console, or ask with force: it then has none")
 }
 
+// Advisory: a driver can be busy although nobody is seen to hold it (P2).
 fn held(device: PciAddress, holders: &[Holder], pausable: &[String]) -> Failure {
     let name = |holder: &Holder| format!("{}[{}]", holder.command, holder.pid);
-    let names: Vec<_> = holders.iter().map(name).collect();
+    let mut names: Vec<_> = holders.iter().map(name).collect();
+    names.dedup();
     let mut failure = Failure::new(ErrorKind::Held, format!("{device} is held by {}", names.join(", ")));
     for holder in holders {
+        let how = match holder.how {
+            Hold::Open => "has open",
+            Hold::Mapped => "has mapped",
+        };
         let unit = holder.unit.as_ref().map(|unit| format!(", unit {unit}")).unwrap_or_default();
         let pause = match &holder.unit {
             Some(unit) if pausable.contains(unit) => " (policy.pause-units lets it be paused)",
             Some(_) | None => "",
         };
-        failure = failure.because(format!("{} has {}{unit}{pause}", name(holder), holder.what));
+        failure = failure.because(format!("{} {how} /{}{unit}{pause}", name(holder), holder.node));
     }
     let mut units: Vec<_> = holders.iter().filter_map(|holder| holder.unit.clone()).collect();
     units.dedup();

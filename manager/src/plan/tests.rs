@@ -1,6 +1,6 @@
 //! A host of four cards, made by hand: what a plan says needs no kernel.
 
-use vfio::{AcsCapability, Group, GroupId, Identity, Ids, Iommu, Kind, Member, PortAcs, Power, Sriov, VgpuInterface};
+use vfio::{AcsCapability, Group, GroupId, Hold, Identity, Ids, Iommu, Kind, Member, PortAcs, Power, Sriov, VgpuInterface};
 
 use super::*;
 use crate::config::{Match, Rule, Use};
@@ -259,16 +259,18 @@ fn p3_holders_are_named_with_their_units() {
     let mut case = Case::new();
     case.config.policy.pause_units = vec!["nvidia-persistenced.service".into()];
     let holder = Holder {
+        device: at(GPU),
         pid: 812,
         command: "nvidia-persiste".into(),
         unit: Some("nvidia-persistenced.service".into()),
-        what: "/dev/nvidia0".into(),
+        node: "dev/nvidia0".into(),
+        how: Hold::Open,
     };
     case.surroundings.holders.insert(at(GPU), vec![holder]);
     assert_eq!(
         case.refusal().to_string(),
         "0000:41:00.0 is held by nvidia-persiste[812]\n  \
-         why    nvidia-persiste[812] has /dev/nvidia0, unit nvidia-persistenced.service (policy.pause-units lets it be paused)\n  \
+         why    nvidia-persiste[812] has open /dev/nvidia0, unit nvidia-persistenced.service (policy.pause-units lets it be paused)\n  \
          remedy systemctl stop nvidia-persistenced.service"
     );
 }

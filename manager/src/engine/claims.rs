@@ -1,0 +1,307 @@
+//! Claims: which bundles are free, taking them for a machine, and giving them back clean.
+//!
+//! A claim is in the ledger before anything is done for it. It ends with a reset and a look at configuration space: what does not
+//! answer is in quarantine, with the reason, and never free.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+use vfio::{Deadlines, Function, Host, Inventory, Kind, PciAddress, attribute};
+
+use super::carry::{Task, carry_out, one_line};
+use super::devices::{first_of, observe};
+use super::worker::{Outcome, Worker};
+use super::{Engine, now};
+use crate::config::{Config, Use};
+use crate::failure::{ErrorKind, Failure};
+use crate::id::{ClaimId, JobId, MachineId, TenantId};
+use crate::ledger::{ClaimRecord, Isolation, Ledger, Standing};
+use crate::plan::{self, Plan, Situation};
+use crate::request::Goal;
+use crate::view::{EventKind, Subject};
+
+/// A bundle that could be claimed now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Free {
+    /// Its devices, in the order they bind.
+    pub devices: Vec<PciAddress>,
+    /// The device that it is about: a GPU or virtual function.
+    pub main: PciAddress,
+    /// It is still the host's, and goes back with its claim.
+    pub on_demand: bool,
+}
+
+/// Who claims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claimant {
+    /// Whose machine it is.
+    pub tenant: TenantId,
+    /// The machine.
+    pub machine: MachineId,
+    /// The domain that may use the devices.
+    pub domain: Uuid,
+}
+
+/// Claims that are recorded as pending, and what makes them ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claimed {
+    /// The claims, one a bundle, in the order asked for.
+    pub claims: BTreeMap<ClaimId, ClaimRecord>,
+    /// Takes those from the host that are on demand.
+    pub plan: Plan,
+}
+
+impl Engine {
+    /// Bundles that could be claimed now, by address. Those on demand are planned, so that one that is held is not among them.
+    pub(crate) fn free_bundles(&self) -> Vec<Free> {
+        let is_main = |kind| matches!(kind, Kind::Gpu | Kind::VirtualFunction);
+        let mains = self.inventory.devices.values().filter(|function| is_main(function.kind));
+        let bundles = mains.filter_map(|function| self.inventory.bundle(function.address));
+        let bundles: BTreeSet<_> = bundles.map(|bundle| bundle.devices).collect();
+        let all: BTreeSet<_> = bundles.iter().flatten().copied().collect();
+        let surroundings = self.surroundings(&all, None);
+        let busy = |devices: &[PciAddress]| devices.iter().any(|device| surroundings.busy.contains_key(device));
+        let free = bundles.into_iter().filter(|devices| !busy(devices)).filter_map(|devices| {
+            let main = *devices.last()?;
+            let situation =
+                Situation { inventory: &self.inventory, config: &self.config, ledger: &self.ledger, surroundings: &surroundings };
+            let in_pool = devices.iter().all(|device| self.is_free_in_pool(*device));
+            let on_demand = || self.is_on_demand(&devices) && plan::plan(&situation, &[assign(main)]).is_ok();
+            (in_pool || on_demand()).then_some(Free { main, on_demand: !in_pool, devices })
+        });
+        let mut free: Vec<_> = free.collect();
+        free.sort_by_key(|bundle| bundle.main);
+        free
+    }
+
+    fn is_free_in_pool(&self, device: PciAddress) -> bool {
+        let Some(function) = self.inventory.devices.get(&device) else { return false };
+        let is_active = self.ledger.record_of(function).is_some_and(|record| record.standing == Standing::Active);
+        let is_open = self.ledger.claim_on(device).is_none() && !self.ledger.quarantines.contains_key(&device);
+        is_active && is_open && plan::is_in_pool(function)
+    }
+
+    fn is_on_demand(&self, devices: &[PciAddress]) -> bool {
+        devices.iter().filter_map(|device| self.inventory.devices.get(device)).all(|function| {
+            let use_ = self.config.use_in(&self.inventory, function);
+            use_ == Use::OnDemand && !self.ledger.devices.contains_key(&function.address)
+        })
+    }
+
+    /// Records claims on `bundles` as pending: from now on nobody else gets them. `job` has them in hand.
+    ///
+    /// # Errors
+    /// One of them is not free any more; then none is claimed.
+    pub(crate) fn claim(&mut self, job: JobId, claimant: Claimant, bundles: &[Free]) -> Result<Claimed, Failure> {
+        let devices = || bundles.iter().flat_map(|bundle| bundle.devices.iter().copied());
+        if let Some(device) = devices().find(|device| self.ledger.claim_on(*device).is_some()) {
+            return Err(Failure::new(ErrorKind::AlreadyClaimed, format!("{device} was claimed meanwhile")));
+        }
+        let goals: Vec<_> = bundles.iter().filter(|bundle| bundle.on_demand).map(|bundle| assign(bundle.main)).collect();
+        let plan = self.plan(&goals, Some(job)).map_err(first_of)?;
+        let inventory = self.inventory.clone();
+        let mut claims = BTreeMap::new();
+        self.commit(|ledger| {
+            ledger.begin_moves(&plan.moves, &inventory);
+            for bundle in bundles {
+                let record = pending(claimant, bundle, &inventory, ledger.take_epoch());
+                let id = ClaimId::random();
+                ledger.claims.insert(id, record.clone());
+                claims.insert(id, record);
+            }
+        })?;
+        if let Some(job) = self.jobs.0.get_mut(&job) {
+            job.view.devices.extend(devices());
+            job.view.claims.extend(claims.keys());
+        }
+        Ok(Claimed { claims, plan })
+    }
+}
+
+fn assign(device: PciAddress) -> Goal {
+    Goal::Assign { device, force: false }
+}
+
+fn pending(claimant: Claimant, bundle: &Free, inventory: &Inventory, epoch: u64) -> ClaimRecord {
+    let kind = inventory.devices.get(&bundle.main).map(|function| function.kind);
+    ClaimRecord {
+        standing: Standing::Pending,
+        tenant: claimant.tenant,
+        machine: Some(claimant.machine),
+        domain: claimant.domain,
+        devices: bundle.devices.clone(),
+        isolation: if kind == Some(Kind::VirtualFunction) { Isolation::Vf } else { Isolation::WholeGpu },
+        since: now(),
+        epoch,
+        on_demand: bundle.on_demand,
+    }
+}
+
+/// Makes pending claims ready: takes what is on demand from the host. The claims are active afterwards.
+///
+/// # Errors
+/// How the job ends: the claims are gone again, or their bundles in quarantine.
+pub fn take(worker: &Worker, claimed: &Claimed) -> Result<(), Box<Outcome>> {
+    let ids: Vec<_> = claimed.claims.keys().copied().collect();
+    let dropped = ids.clone();
+    let task = Task {
+        plan: claimed.plan.clone(),
+        done: Box::new(move |ledger| {
+            for id in ids {
+                if let Some(claim) = ledger.claims.get_mut(&id) {
+                    claim.standing = Standing::Active;
+                }
+            }
+        }),
+        undone: Box::new(move |ledger| ledger.claims.retain(|id, _| !dropped.contains(id))),
+    };
+    carry_out(worker, task)
+}
+
+/// Looks at claimed devices once more, right before a guest gets them: with `managed='no'` libvirt trusts our word.
+///
+/// # Errors
+/// A device has left, was moved by somebody else, does not answer, or is held.
+pub fn ready(host: &Host, ledger: &Ledger, devices: &[PciAddress]) -> Result<(), Failure> {
+    let inventory = Inventory::observe(host, 0);
+    for device in devices {
+        let Some(function) = inventory.devices.get(device) else {
+            return Err(Failure::new(ErrorKind::NoSuchDevice, format!("{device} has left the host")));
+        };
+        if ledger.record_of(function).is_none() || !plan::is_in_pool(function) {
+            let driver = function.driver.as_deref().unwrap_or("no driver");
+            return Err(Failure::new(ErrorKind::Conflict, format!("{device} is bound to {driver}: somebody else moved it"))
+                .remedy("assign it again"));
+        }
+        answers(host, function).map_err(|reason| Failure::new(ErrorKind::PreflightFailed, format!("{device} {reason}")))?;
+    }
+    let held = observe(host, &devices.iter().copied().collect(), &inventory).holders;
+    match held.into_iter().next() {
+        Some((device, holders)) => Err(plan::Refusal::Held { device, holders, pausable: Vec::new() }.into()),
+        None => Ok(()),
+    }
+}
+
+/// What became of a claim that was given back.
+pub type Events = Vec<(EventKind, Subject, BTreeMap<String, String>)>;
+
+/// Gives a claim back. Its machine has to be *gone*: nothing here looks for that. May be repeated.
+///
+/// # Errors
+/// The ledger cannot be written: the claim is still there, and releasing.
+pub fn release(worker: &Worker, id: ClaimId, claim: &ClaimRecord) -> Result<Events, Failure> {
+    worker.commit(move |ledger| {
+        if let Some(claim) = ledger.claims.get_mut(&id) {
+            claim.standing = Standing::Releasing;
+        }
+    })?;
+    worker.step(format!("sanitising {}", list(&claim.devices)), 0.5);
+    let inventory = Inventory::observe(worker.host(), 0);
+    let dirty = claim.devices.iter().find_map(|device| {
+        let Some(function) = inventory.devices.get(device) else {
+            return Some((format!("{device} has left the host"), false));
+        };
+        let reason = sanitise(worker.host(), worker.deadlines(), function).err()?;
+        Some((format!("{device} {}", reason.text), reason.stuck))
+    });
+    let detail = |text: &str| BTreeMap::from([("claim".into(), id.to_string()), ("detail".into(), text.to_owned())]);
+    let mut events = Events::new();
+    if let Some((reason, stuck)) = dirty {
+        let (devices, told) = (claim.devices.clone(), reason.clone());
+        worker.commit(move |ledger| {
+            ledger.quarantine(&devices, &told, (now(), stuck));
+            ledger.claims.remove(&id);
+        })?;
+        let kind = if stuck { EventKind::Stuck } else { EventKind::Quarantined };
+        events.extend(claim.devices.iter().map(|device| (kind, Subject::Device(*device), detail(&reason))));
+    } else {
+        events.extend(claim.devices.iter().map(|device| (EventKind::Sanitised, Subject::Device(*device), detail("reset, answers"))));
+        give_back(worker, id, claim)?;
+    }
+    events.push((EventKind::ClaimReleased, Subject::Claim(id), BTreeMap::new()));
+    Ok(events)
+}
+
+fn list(devices: &[PciAddress]) -> String {
+    devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+// The claim ends and what is on demand begins to go back in one entry: there is no moment at which it is free.
+fn give_back(worker: &Worker, id: ClaimId, claim: &ClaimRecord) -> Result<(), Failure> {
+    if !claim.on_demand {
+        return worker.commit(move |ledger| drop(ledger.claims.remove(&id)));
+    }
+    let devices = claim.devices.clone();
+    let ledger = worker.record(move |ledger| {
+        ledger.claims.remove(&id);
+        for device in &devices {
+            if let Some(record) = ledger.devices.get_mut(device) {
+                record.standing = Standing::Releasing;
+            }
+        }
+    })?;
+    let Some(main) = claim.devices.last() else { return Ok(()) };
+    if let Err(failure) = release_bundle(worker, &ledger, *main) {
+        tracing::error!("{main} stays in the pool: {}", one_line(&failure));
+    }
+    Ok(())
+}
+
+/// Gives a bundle back to the host whose records are `releasing`, from whatever it has now.
+///
+/// # Errors
+/// Why it is not back: it stays in the pool, or is in quarantine.
+pub(super) fn release_bundle(worker: &Worker, ledger: &Ledger, device: PciAddress) -> Result<(), Failure> {
+    let inventory = Inventory::observe(worker.host(), 0);
+    let Some(bundle) = inventory.bundle(device) else {
+        return worker.commit(move |ledger| drop(ledger.devices.remove(&device)));
+    };
+    let surroundings = observe(worker.host(), &bundle.devices.iter().copied().collect(), &inventory);
+    let config = Config::default();
+    let situation = Situation { inventory: &inventory, config: &config, ledger, surroundings: &surroundings };
+    let plan = plan::plan(&situation, &[Goal::Release { device }]).map_err(first_of)?;
+    carry_out(worker, Task::of(plan))
+        .map_err(|outcome| outcome.error.unwrap_or_else(|| Failure::new(ErrorKind::Internal, "giving it back failed")))
+}
+
+struct Dirty {
+    text: String,
+    stuck: bool,
+}
+
+/// Resets a device and waits until it answers again.
+fn sanitise(host: &Host, deadlines: &Deadlines, function: &Function) -> Result<(), Dirty> {
+    let reset = attribute(function.address, "reset");
+    if host.exists(&reset) {
+        let stored = host.store(&reset, "1", Instant::now() + deadlines.of(&reset));
+        stored.map_err(|error| Dirty {
+            stuck: error.errno().is_none(),
+            text: format!("could not be reset: {}", one_line(&Failure::of(ErrorKind::Internal, &error))),
+        })?;
+    }
+    let until = Instant::now() + deadlines.read_back;
+    loop {
+        match answers(host, function) {
+            Ok(()) => return Ok(()),
+            Err(text) if Instant::now() >= until => return Err(Dirty { text, stuck: false }),
+            Err(_) => thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+// A function that has fallen off the bus reads as ones (P32). A virtual function's ids do so always (PCIe 9.3.4.1), its class not.
+fn answers(host: &Host, function: &Function) -> Result<(), String> {
+    let config = host.read_bytes(attribute(function.address, "config"), 12).map_err(|error| error.to_string())?;
+    let Some([v0, v1, d0, d1, _, _, _, _, _, c0, c1, c2]) = config.as_deref() else {
+        return Err("has no configuration space to read".into());
+    };
+    let ids = (u16::from_le_bytes([*v0, *v1]), u16::from_le_bytes([*d0, *d1]));
+    let class = u32::from_le_bytes([*c0, *c1, *c2, 0]);
+    let ids_agree = ids == (function.ids.vendor, function.ids.device) || function.physical_function.is_some();
+    if ids_agree && class == function.class {
+        return Ok(());
+    }
+    Err(format!("does not answer: configuration space begins with {:04x}{:04x}, class {class:06x}", ids.1, ids.0))
+}

@@ -6,3 +6,4 @@ pub mod polkit;
 pub mod session;
 pub mod simhost;
 pub mod standin;
+pub mod umockdev;

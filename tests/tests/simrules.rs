@@ -172,6 +172,8 @@ fn attributes_answer_as_on_a_real_kernel() {
     ask.observed("reset_method_default_restores", &["ok", &methods], &answers);
     let answers = [ask.store_in(NIC, "no_such_attribute", "1")];
     ask.observed("a_missing_attribute_is_enoent_at_open", &["ENOENT"], &answers);
+    let answers = [ask.store_in(NIC, "vendor", "1")];
+    ask.observed("a_read_only_attribute_is_eacces_at_open", &["EACCES"], &answers);
     ask.end();
 }
 
@@ -193,7 +195,7 @@ fn virtual_functions_come_and_go_as_on_a_real_kernel() {
     let answers = [ask.probe(&vf), ask.link(&vf, "driver")];
     ask.observed("drivers_probe_of_a_vf_with_autoprobe_off_binds_nothing", &["ok", "none"], &answers);
     let answers = [ask.bind("igbvf", &vf), ask.link(&vf, "driver")];
-    ask.observed("bind_of_a_vf_with_autoprobe_off", &["ENODEV", "none"], &answers);
+    ask.observed("bind_of_a_vf_with_autoprobe_off_is_enodev", &["ENODEV", "none"], &answers);
     let answers = [ask.store_in(&vf, "driver_override", "vfio-pci"), ask.probe(&vf), ask.link(&vf, "driver")];
     ask.observed("an_override_binds_a_vf_with_autoprobe_off", &["ok", "ok", "vfio-pci"], &answers);
     let node = format!("dev/vfio/{}", ask.link(&vf, "iommu_group"));

@@ -122,7 +122,7 @@ pub fn name(dir: &str) -> &str {
 }
 
 // `vfio_pci_core_register_device`: the function may sleep from now on (`pm_runtime_allow`), so an idle one does.
-fn register_vfio_device(tree: &Tree, dir: &str) -> io::Result<()> {
+pub fn register_vfio_device(tree: &Tree, dir: &str) -> io::Result<()> {
     tree.write(format!("{dir}/power/control"), "auto\n")?;
     tree.write(format!("{dir}/power_state"), "D3hot\n")?;
     let number = (0..).find(|number| !tree.exists(format!("dev/vfio/devices/vfio{number}"))).unwrap_or(0);
@@ -152,9 +152,9 @@ fn nvidia_dir(dir: &str) -> String {
     format!("proc/driver/nvidia/gpus/{}", name(dir))
 }
 
-// Only GPUs have a directory and a node, NVSwitches have not; fields as in kernel-open/nvidia/nv-procfs.c.
+// Only GPUs have a directory and a node, NVSwitches and virtual functions have not; fields as in kernel-open/nvidia/nv-procfs.c.
 fn register_nvidia_gpu(tree: &Tree, dir: &str) -> io::Result<()> {
-    if !tree.read(format!("{dir}/class")).starts_with("0x03") {
+    if !tree.read(format!("{dir}/class")).starts_with("0x03") || tree.exists(format!("{dir}/physfn")) {
         return Ok(());
     }
     let minor = (0..).find(|minor| !tree.exists(format!("dev/nvidia{minor}"))).unwrap_or(0);

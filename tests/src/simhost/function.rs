@@ -29,7 +29,7 @@ pub struct Laid {
 /// The file system's.
 pub fn lay_function(tree: &Tree, laid: &Laid, placed: &Placed, model: &Model, bases: &[(u8, u64)]) -> io::Result<()> {
     let put = |name: &str, text: String| tree.write(format!("{}/{name}", laid.dir), text + "\n");
-    for (name, text) in identity(model).into_iter().chain(state(placed, model)) {
+    for (name, text) in identity(model).into_iter().chain(state(laid, placed, model)) {
         put(name, text)?;
     }
     let source = Source { model, placed, is_virtual: laid.is_virtual, virtual_id: laid.virtual_id, bases };
@@ -74,12 +74,13 @@ fn identity(model: &Model) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn state(placed: &Placed, model: &Model) -> Vec<(&'static str, String)> {
+fn state(laid: &Laid, placed: &Placed, model: &Model) -> Vec<(&'static str, String)> {
     let mut state = vec![
         ("driver_override", "(null)".into()),
         ("power/control", "on".into()),
         ("power_state", "D0".into()),
-        ("d3cold_allowed", "1".into()),
+        // Without a power management capability nothing allows it, and virtual functions have none.
+        ("d3cold_allowed", u8::from(!laid.is_virtual).to_string()),
         ("numa_node", placed.numa.to_string()),
         ("enable", "1".into()),
         ("ari_enabled", "0".into()),

@@ -15,6 +15,7 @@
 //! ```
 
 mod builder;
+mod captured;
 mod config_space;
 mod description;
 mod drivers;
@@ -45,11 +46,12 @@ pub use rustix::io::Errno;
 use tree::{PRIVATE, Tree};
 
 /// The described hosts, by name.
-const HOSTS: [(&str, &str); 4] = [
+const HOSTS: [(&str, &str); 5] = [
     ("dgx-h100", include_str!("../../hosts/dgx-h100.toml")),
     ("workstation", include_str!("../../hosts/workstation.toml")),
     ("crowded-group", include_str!("../../hosts/crowded-group.toml")),
     ("no-iommu", include_str!("../../hosts/no-iommu.toml")),
+    ("l40s-vgpu", include_str!("../../hosts/l40s-vgpu.toml")),
 ];
 
 /// The root of a simulated host: a directory of its own that goes with it, or one that stays.
@@ -68,7 +70,7 @@ impl SimRoot {
     /// No host of that name, or its tree cannot be laid.
     pub fn temporary(name: &str) -> Result<Self, BuildError> {
         let root = temporary_root()?;
-        builder::lay(&Tree::new(root.path()), &describe(name)?)?;
+        lay_named(&Tree::new(root.path()), name)?;
         Ok(Self::Temporary(root))
     }
 
@@ -80,7 +82,7 @@ impl SimRoot {
         fs::create_dir_all(dir)?;
         let dir = fs::canonicalize(dir)?;
         if !dir.join("sys").exists() {
-            builder::lay(&Tree::new(&dir), &describe(name)?)?;
+            lay_named(&Tree::new(&dir), name)?;
         }
         Ok(Self::Kept(dir))
     }
@@ -197,9 +199,20 @@ pub fn describe(name: &str) -> Result<Description, BadDescription> {
     Description::parse(text)
 }
 
-/// The names of the described hosts.
+/// The names of the hosts that can be built: described ones, and one that was captured as a whole.
 pub fn names() -> Vec<&'static str> {
-    HOSTS.iter().map(|(name, _)| *name).collect()
+    HOSTS.iter().map(|(name, _)| *name).chain([captured::A2]).collect()
+}
+
+fn lay_named(tree: &Tree, name: &str) -> Result<(), BuildError> {
+    if name == captured::A2 {
+        return Ok(captured::lay_a2(tree)?);
+    }
+    builder::lay(tree, &describe(name)?)?;
+    if name == "l40s-vgpu" {
+        captured::lay_l40s_vgpu(tree)?;
+    }
+    Ok(())
 }
 
 /// Runs `work`; `None` where its process died at a store, as [`SimKernel::die_at`] said. Other panics go on.

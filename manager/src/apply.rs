@@ -76,6 +76,8 @@ pub struct Applied {
 
 impl Run<'_> {
     /// Makes the changes of `plan`, stage by stage, until one fails. Nothing is undone here.
+    ///
+    /// Drivers set power policy as they bind and leave, so it is looked at once more at the end.
     pub fn apply(&self, plan: &Plan, journal: &mut Journal) -> Applied {
         let log = Mutex::new(Log { journal, begun: Vec::new(), stuck: Vec::new() });
         let mut result = Ok(());
@@ -83,6 +85,9 @@ impl Run<'_> {
             for side_by_side in stage.chunks(self.parallel.max(1)) {
                 result = result.and_then(|()| self.together(side_by_side, &log));
             }
+        }
+        for change in plan.changes().filter(|change| is_power(change)) {
+            result = result.and_then(|()| Ok(change.make(self.host, self.deadlines)?));
         }
         let Log { begun, stuck, .. } = log.into_inner().unwrap_or_else(PoisonError::into_inner);
         Applied { result, begun, stuck }
@@ -117,24 +122,36 @@ impl Run<'_> {
         Ok(made?)
     }
 
-    /// Undoes changes that were begun, last first, from whatever the knobs have now.
-    ///
-    /// Drivers set power policy as they bind and leave, so what was undone once may have moved with a driver: all is looked at twice.
+    /// Undoes changes that were begun, last first, from whatever the knobs have now; then power policy, also as `planned` for
+    /// these devices: it may have moved with a driver although its own change had not begun.
     ///
     /// # Errors
     /// The first knob that does not go back; the others are tried all the same.
-    pub fn roll_back(&self, begun: &[Change]) -> Result<(), ApplyError> {
+    pub fn roll_back(&self, begun: &[Change], planned: &Plan) -> Result<(), ApplyError> {
         let mut result = Ok(());
         for change in begun.iter().rev() {
-            result = result.and(undo(self.host, self.deadlines, change));
+            result = result.and(self.undo(change));
         }
-        for change in begun {
-            let is_power = !matches!(change, Change::Binding { .. });
-            if is_power && result.is_ok() {
-                result = undo(self.host, self.deadlines, change);
-            }
+        let moved = |change: &&Change| begun.iter().any(|other| other.device() == change.device());
+        for change in begun.iter().chain(planned.changes().filter(moved)).filter(|change| is_power(change)) {
+            result = result.and_then(|()| self.undo(change));
         }
         result
+    }
+
+    // A device that has left has nothing to be undone.
+    fn undo(&self, change: &Change) -> Result<(), ApplyError> {
+        match change.clone().swapped().make(self.host, self.deadlines) {
+            Ok(()) | Err(ChangeError::Gone { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn is_power(change: &Change) -> bool {
+    match change {
+        Change::PowerControl { .. } | Change::D3cold { .. } => true,
+        Change::Binding { .. } => false,
     }
 }
 
@@ -142,14 +159,6 @@ struct Log<'a> {
     journal: &'a mut Journal,
     begun: Vec<Change>,
     stuck: Vec<PciAddress>,
-}
-
-// A device that has left has nothing to be undone.
-fn undo(host: &Host, deadlines: &Deadlines, change: &Change) -> Result<(), ApplyError> {
-    match change.clone().swapped().make(host, deadlines) {
-        Ok(()) | Err(ChangeError::Gone { .. }) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
 }
 
 /// The id of this boot; empty where the host does not say.

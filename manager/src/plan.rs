@@ -1,8 +1,7 @@
 //! What would have to change for a goal, computed from what was observed and recorded: pure, and refused before anything is touched.
 //!
-//! Order inside a bundle: companions bind first and the GPU last, back in reverse (P7). Power comes after the driver: vfio-pci
-//! allows sleep as it binds and forbids it as it leaves (`vfio_pci_core_register_device`), so what was set before is lost. Bundles do
-//! not wait for each other: the n-th changes of all of them make the n-th stage.
+//! Order inside a bundle: all are woken, companions bind first and the GPU last; back in reverse (P7). Bundles do not wait for each
+//! other: the n-th changes of all of them make the n-th stage.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -176,15 +175,14 @@ fn functions<'a>(situation: &Situation<'a>, bundle: &'a Bundle) -> impl DoubleEn
 
 fn assign(situation: &Situation<'_>, bundle: &Bundle) -> Vec<Change> {
     let mut changes = Vec::new();
-    for function in functions(situation, bundle) {
-        changes.extend(d3cold(function, Some(false)));
-    }
+    let mut bindings = Vec::new();
     for function in functions(situation, bundle) {
         let binding = binding(function, Binding::overridden(&function.vfio_driver));
-        let rebinds = binding.is_some();
-        changes.extend(binding);
-        changes.extend(power_control(function, Some("on"), rebinds));
+        changes.extend(d3cold(function, Some(false)));
+        changes.extend(power_control(function, Some("on"), binding.is_some()));
+        bindings.extend(binding);
     }
+    changes.extend(bindings);
     changes
 }
 
@@ -209,7 +207,8 @@ fn binding(function: &Function, to: Binding) -> Option<Change> {
     (!change.is_nothing()).then_some(change)
 }
 
-// `also`: a driver that binds or leaves sets it, so what it is now says nothing about what it will be.
+// `also`: vfio-pci allows sleep as it binds and forbids it as it leaves (`vfio_pci_core_register_device`), so what it is now says
+// nothing about what it will be.
 fn power_control(function: &Function, to: Option<&str>, also: bool) -> Option<Change> {
     let (from, to) = (function.power.control.clone()?, to?.to_owned());
     let change = Change::PowerControl { device: function.address, from, to };

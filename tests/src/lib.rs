@@ -2,6 +2,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 pub mod bus;
+pub mod engine;
 pub mod polkit;
 pub mod session;
 pub mod simhost;

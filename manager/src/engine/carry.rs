@@ -99,7 +99,7 @@ fn roll_back(worker: &Worker, done: (&Plan, &Applied, Journal), undone: super::E
     let is_stuck = |bundle: &&Move| bundle.devices.iter().any(|device| applied.stuck.contains(device));
     let stuck: Vec<_> = plan.moves.iter().filter(is_stuck).flat_map(|bundle| bundle.devices.clone()).collect();
     let loose: Vec<_> = applied.begun.iter().filter(|change| !stuck.contains(&change.device())).cloned().collect();
-    let undo = run_of(worker, &|| false, &|_, _| {}).roll_back(&loose);
+    let undo = run_of(worker, &|| false, &|_, _| {}).roll_back(&loose, plan);
     match undo {
         Ok(()) if stuck.is_empty() => match commit_undone(worker, plan.moves.clone(), undone) {
             Ok(()) => Outcome::failed(journal.remove().map_or_else(|error| Failure::of(ErrorKind::Internal, &error), |()| failure)),

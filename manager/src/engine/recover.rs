@@ -14,7 +14,7 @@ use crate::id::JobId;
 use crate::journal::{self, Left};
 use crate::ledger::moves::bindings;
 use crate::ledger::{ClaimRecord, Ledger, Standing};
-use crate::plan::{Move, Side};
+use crate::plan::{Move, Plan, Side};
 use crate::view::{EventKind, JobState, JobView, Subject};
 
 impl Engine {
@@ -114,7 +114,7 @@ impl<'a> Recovery<'a> {
         let standing = bundle.devices.iter().find_map(|device| Some(self.ledger.devices.get(device)?.standing));
         match (bundle.to, standing) {
             (Side::Pool, Some(Standing::Pending)) => {
-                if let Err(error) = self.quietly().roll_back(&begun) {
+                if let Err(error) = self.quietly().roll_back(&begun, &Plan::default()) {
                     return Ok(Err(error.failure()));
                 }
                 let (devices, now) = (bundle.devices.clone(), bindings(self.worker.host(), bundle.devices.iter().copied()));

@@ -111,17 +111,17 @@ fn release() -> Goal {
 }
 
 #[test]
-fn p7_p22_companions_bind_first_and_the_gpu_last_each_kept_awake() {
+fn p7_p22_p30_all_are_kept_awake_companions_bind_first_and_the_gpu_last() {
     let plan = Case::new().assign(false).unwrap();
     assert_eq!(
         steps(&plan),
         [
             "1 0000:41:00.1 d3cold_allowed 1 0",
-            "2 0000:41:00.0 d3cold_allowed 1 0",
-            "3 0000:41:00.1 driver snd_hda_intel vfio-pci",
-            "4 0000:41:00.1 power/control auto on",
-            "5 0000:41:00.0 driver nvidia vfio-pci",
-            "6 0000:41:00.0 power/control auto on",
+            "2 0000:41:00.1 power/control auto on",
+            "3 0000:41:00.0 d3cold_allowed 1 0",
+            "4 0000:41:00.0 power/control auto on",
+            "5 0000:41:00.1 driver snd_hda_intel vfio-pci",
+            "6 0000:41:00.0 driver nvidia vfio-pci",
         ]
     );
 }
@@ -197,7 +197,7 @@ fn a_vf_moves_alone_and_a_variant_driver_is_taken_where_one_fits() {
     gpu.vfio_driver = "nvgrace-gpu-vfio-pci".into();
     case.surroundings.drivers.insert("nvgrace-gpu-vfio-pci".into());
     let plan = case.assign(false).unwrap();
-    assert!(steps(&plan).contains(&"5 0000:41:00.0 driver nvidia nvgrace-gpu-vfio-pci".to_owned()));
+    assert!(steps(&plan).contains(&"6 0000:41:00.0 driver nvidia nvgrace-gpu-vfio-pci".to_owned()));
 }
 
 #[test]

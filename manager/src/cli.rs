@@ -3,11 +3,17 @@
 //! Answers go to standard output; progress, warnings and reasons to standard error. Every way it ends has its exit status.
 
 mod args;
+mod change;
 mod device;
+mod follow;
+mod job;
 mod local;
 mod look;
+mod machine;
+mod monitor;
 mod names;
 mod output;
+mod spec;
 mod stop;
 
 use std::process::ExitCode;
@@ -16,6 +22,7 @@ use clap::Parser;
 
 use crate::client::{CallError, Client};
 use args::{Cli, Command, ConfigCommand};
+use change::Wish;
 use output::Output;
 use stop::Stop;
 
@@ -54,6 +61,12 @@ fn run(context: &mut Context, command: Command) -> Result<(), Stop> {
     match command {
         Command::List(tree) => look::list(context, tree.root.as_deref()),
         Command::Show { device, tree } => look::show(context, device, tree.root.as_deref()),
+        Command::Plan(command) => change::plan(context, command),
+        Command::Assign { devices, force, request } => change::apply(context, Wish::Assign(force), &devices, &request),
+        Command::Release { devices, request } => change::apply(context, Wish::Release, &devices, &request),
+        Command::Machine(command) => machine::run(context, command),
+        Command::Job(command) => job::run(context, command),
+        Command::Monitor => monitor::run(context),
         Command::Config(ConfigCommand::Check { file }) => local::check_config(context, &file),
         Command::Completions { shell } => local::completions(context, shell),
         Command::Man { dir } => local::manual(&dir),

@@ -8,7 +8,6 @@ mod wire;
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
-use std::num::NonZero;
 
 use tokio::runtime::Runtime;
 use zbus::fdo::ObjectManagerProxy;
@@ -28,6 +27,9 @@ pub const ERROR_PREFIX: &str = "org.gpuward1.Error.";
 
 /// Options of a call: `request-id s`, `if-generation t`, `force b`, … Unknown keys are refused.
 pub type Options<'a> = HashMap<&'a str, Variant<'a>>;
+
+/// A specification, with the keys of `docs/machine-spec.md`.
+pub type Spec = HashMap<String, Variant<'static>>;
 
 /// A dictionary that the service answered.
 pub type Dict = HashMap<String, OwnedVariant>;
@@ -52,20 +54,12 @@ pub trait Manager {
 
     /// Records a machine, off; its specification has the keys of `docs/machine-spec.md`.
     #[zbus(allow_interactive_auth)]
-    fn create_machine(&self, spec: Options<'_>, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+    fn create_machine(&self, spec: Spec, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
 }
 
 /// A device.
 #[zbus::proxy(interface = "org.gpuward1.Device", default_service = "org.gpuward1", assume_defaults = false)]
 pub trait Device {
-    /// Moves its bundle into the pool. Options `force b`, `request-id s`, `if-generation t`.
-    #[zbus(allow_interactive_auth)]
-    fn assign(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
-
-    /// Gives its bundle back to the host.
-    #[zbus(allow_interactive_auth)]
-    fn release(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
-
     /// Who has it open: `{pid u, command s, unit s}` each.
     fn list_holders(&self, options: Options<'_>) -> zbus::Result<Vec<Dict>>;
 }
@@ -228,7 +222,19 @@ impl Client {
     pub fn signals(&self) -> Result<MessageStream, CallError> {
         self.wait(async {
             let rule = MatchRule::builder().msg_type(zbus::message::Type::Signal).sender(SERVICE).build()?;
-            MessageStream::for_match_rule(rule, &self.connection, NonZero::new(1024)).await
+            MessageStream::for_match_rule(rule, &self.connection, None).await
+        })
+    }
+
+    /// Every change of who has the service's name, from now on.
+    ///
+    /// # Errors
+    /// The bus refuses the subscription.
+    pub fn owners(&self) -> Result<MessageStream, CallError> {
+        self.wait(async {
+            let rule = MatchRule::builder().msg_type(zbus::message::Type::Signal).sender("org.freedesktop.DBus");
+            let rule = rule.member("NameOwnerChanged").arg(0, SERVICE).build()?;
+            MessageStream::for_match_rule(rule, &self.connection, None).await
         })
     }
 

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use vfio::Ids;
 
 pub use node::Node;
+pub(crate) use node::parse_size;
 
 use crate::ledger::Isolation;
 

@@ -118,7 +118,7 @@ fn each_way_to_end_has_its_exit_status() {
 fn a_failure_in_json_is_an_object_too() {
     let (_sim, output) = on("dgx-h100", &["show", "0000:ff:00.0", "--json"]);
     let failure: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!(failure["error"], "NoSuchDevice");
+    assert_eq!(failure["error"]["kind"], "NoSuchDevice");
     assert_eq!(failure["exit-status"], 3);
 }
 

@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use vfio::PciAddress;
 
-use super::names::parse_device;
+use super::names::{MachineName, parse_device};
 
 /// Hands GPUs to virtual machines and takes them back clean.
 ///
@@ -36,6 +36,33 @@ pub(super) enum Command {
         #[command(flatten)]
         tree: Tree,
     },
+    /// Says what would be done, without doing it
+    #[command(subcommand)]
+    Plan(PlanCommand),
+    /// Moves devices, with all that must move together, from the host into the pool
+    Assign {
+        #[command(flatten)]
+        devices: Devices,
+        #[command(flatten)]
+        force: Force,
+        #[command(flatten)]
+        request: Request,
+    },
+    /// Gives devices of the pool back to their own drivers
+    Release {
+        #[command(flatten)]
+        devices: Devices,
+        #[command(flatten)]
+        request: Request,
+    },
+    /// Makes, starts and ends virtual machines
+    #[command(subcommand)]
+    Machine(MachineCommand),
+    /// Looks at jobs: requests being carried out, or carried out
+    #[command(subcommand)]
+    Job(JobCommand),
+    /// Prints events and changes as they come, one a line
+    Monitor,
     /// Looks at the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -61,6 +88,104 @@ pub(super) struct Tree {
     /// Read the captured tree below DIR instead of asking the service
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub root: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Devices {
+    /// Address (0000:41:00.0 or 41:00.0) or libvirt's name (pci_0000_41_00_0)
+    #[arg(required = true, value_name = "DEVICE", value_parser = parse_device)]
+    pub devices: Vec<PciAddress>,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct Force {
+    /// Also a device with the boot display or the only console
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Request {
+    /// Print the job's number and do not wait for it
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Name of this request: the same one again gives the same job
+    #[arg(long, value_name = "ID")]
+    pub request_id: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum PlanCommand {
+    /// What `gpuward assign` would do
+    Assign {
+        #[command(flatten)]
+        devices: Devices,
+        #[command(flatten)]
+        force: Force,
+    },
+    /// What `gpuward release` would do
+    Release {
+        #[command(flatten)]
+        devices: Devices,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum MachineCommand {
+    /// Records a machine, off
+    Create {
+        /// Name, or tenant/name
+        name: MachineName,
+        /// Its specification (docs/machine-spec.md)
+        #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        #[command(flatten)]
+        request: Request,
+    },
+    /// Claims its devices and starts it
+    Start(OneMachine),
+    /// Asks its guest to shut down
+    Stop(OneMachine),
+    /// Ends it at once
+    Kill(OneMachine),
+    /// Forgets a machine that is off
+    Remove(OneMachine),
+    /// Lists machines, one a line
+    List,
+    /// Shows everything about a machine
+    Show {
+        /// Name, or tenant/name
+        name: MachineName,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct OneMachine {
+    /// Name, or tenant/name
+    pub name: MachineName,
+    #[command(flatten)]
+    pub request: Request,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum JobCommand {
+    /// Lists jobs, one a line
+    List,
+    /// Shows everything about a job
+    Show {
+        /// Number
+        job: u64,
+    },
+    /// Waits for a job and ends as it ended
+    Watch {
+        /// Number
+        job: u64,
+    },
+    /// Stops a job before its next change and undoes what it did
+    Cancel {
+        /// Number
+        job: u64,
+    },
 }
 
 #[derive(Debug, Subcommand)]

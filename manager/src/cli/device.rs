@@ -5,6 +5,8 @@ mod told;
 use serde::Serialize;
 use vfio::{Function, Inventory, Kind, Sriov, VgpuInterface};
 
+pub(super) use told::tenant;
+
 use super::output::size;
 
 /// A device. `None` and empty: not known, or not there.

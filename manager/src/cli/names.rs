@@ -27,13 +27,12 @@ pub(super) fn number_of_path(path: &str) -> Option<u64> {
     path.rsplit('/').next()?.parse().ok()
 }
 
-/// What an object path is about, for a person: `0000:41:00.0`, `job 17`, or its last two elements.
+/// What an object path is about, for a person: `0000:41:00.0`, `job 17`, `claim c…`; other text as it is.
 pub(super) fn subject_of_path(path: &str) -> String {
     if let Some(device) = device_of_path(path) {
         return device.to_string();
     }
-    let below = path.strip_prefix(ENTRY).unwrap_or(path).trim_start_matches('/');
-    below.replacen('/', " ", 1)
+    path.strip_prefix(ENTRY).map_or_else(|| path.to_owned(), |below| below.trim_start_matches('/').replacen('/', " ", 1))
 }
 
 fn from_node_device_name(text: &str) -> Option<PciAddress> {
@@ -96,8 +95,11 @@ mod tests {
 
     #[test]
     fn an_object_path_says_what_it_is_about() {
-        let cases =
-            [("/org/gpuward1/device/pci_0000_41_00_0", "0000:41:00.0"), ("/org/gpuward1/job/17", "job 17"), ("/elsewhere", "elsewhere")];
+        let cases = [
+            ("/org/gpuward1/device/pci_0000_41_00_0", "0000:41:00.0"),
+            ("/org/gpuward1/job/17", "job 17"),
+            ("a reason/with a slash", "a reason/with a slash"),
+        ];
         for (path, subject) in cases {
             assert_eq!(subject_of_path(path), subject);
         }

@@ -29,6 +29,8 @@ pub(super) enum Stop {
     Local(String),
     /// What was asked for has been said, and it is bad.
     Said,
+    /// The refusals have been said.
+    Refused,
     /// The reader of standard output has gone, or it cannot be written.
     Output(io::Error),
 }
@@ -52,11 +54,18 @@ impl From<io::Error> for Stop {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct Report {
-    error: Option<ErrorKind>,
+    error: Detail,
+    exit_status: u8,
+}
+
+/// A failure, of the service or of this command.
+#[derive(Debug, Serialize)]
+struct Detail {
+    /// `None` where the service did not answer.
+    kind: Option<ErrorKind>,
     message: String,
     why: Vec<String>,
     remedy: String,
-    exit_status: u8,
 }
 
 impl Stop {
@@ -64,6 +73,7 @@ impl Stop {
     pub(super) fn report(self, output: &mut Output) -> ExitCode {
         let report = match self {
             Self::Said => return FAILED.into(),
+            Self::Refused => return REFUSED.into(),
             // A reader that has seen enough (`| head`) is no failure.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
             Self::Output(error) => Report::local(FAILED, format!("cannot write to standard output: {error}")),
@@ -82,13 +92,14 @@ impl Stop {
 
 impl Report {
     fn local(exit_status: u8, message: String) -> Self {
-        Self { error: None, message, why: Vec::new(), remedy: String::new(), exit_status }
+        Self { error: Detail { kind: None, message, why: Vec::new(), remedy: String::new() }, exit_status }
     }
 
     fn of(failure: Failure) -> Self {
         let refused = if failure.kind.is_refusal() { REFUSED } else { FAILED };
         let exit_status = if failure.kind == ErrorKind::NotAuthorized { NOT_AUTHORISED } else { refused };
-        Self { error: Some(failure.kind), message: failure.message, why: failure.why, remedy: failure.remedy, exit_status }
+        let Failure { kind, message, why, remedy } = failure;
+        Self { error: Detail { kind: Some(kind), message, why, remedy }, exit_status }
     }
 
     fn of_call(error: &CallError) -> Self {
@@ -100,7 +111,7 @@ impl Report {
             ),
             CallError::Answered(_) | CallError::Broken(_) => (FAILED, ""),
         };
-        Self { error: None, message: error.to_string(), why, remedy: remedy.into(), exit_status }
+        Self { error: Detail { kind: None, message: error.to_string(), why, remedy: remedy.into() }, exit_status }
     }
 
     fn text(&self) -> String {
@@ -110,15 +121,20 @@ impl Report {
             FAILED => "failed",
             _ => "gpuward",
         };
-        let mut text = format!("{how}: {}", indented(&self.message));
-        for fact in &self.why {
+        let mut text = format!("{how}: {}", indented(&self.error.message));
+        for fact in &self.error.why {
             text += &format!("\n  why    {}", indented(fact));
         }
-        if !self.remedy.is_empty() {
-            text += &format!("\n  remedy {}", indented(&self.remedy));
+        if !self.error.remedy.is_empty() {
+            text += &format!("\n  remedy {}", indented(&self.error.remedy));
         }
         text
     }
+}
+
+/// Says a failure on standard error as it would end the command.
+pub(super) fn explain(failure: Failure) {
+    eprintln!("{}", Report::of(failure).text());
 }
 
 // A text of several lines stays one, with its lines below each other.

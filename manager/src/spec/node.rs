@@ -207,7 +207,8 @@ impl Table {
     }
 }
 
-fn parse_size(text: &str) -> Option<u64> {
+/// Bytes, or a number with KiB, MiB or GiB.
+pub(crate) fn parse_size(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match text[digits.len()..].trim_start() {
         "" => 0,

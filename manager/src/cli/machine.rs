@@ -1,0 +1,152 @@
+//! `gpuward machine`.
+
+use std::path::Path;
+
+use serde::Serialize;
+use zbus::{Connection, OwnedObjectPath, Variant};
+
+use super::args::{MachineCommand, OneMachine, Request};
+use super::device::tenant;
+use super::follow::follow;
+use super::names::{MachineName, device_of_path};
+use super::output::details;
+use super::{Context, Stop, spec};
+use crate::client::{MachineProxy, ManagerProxy, Objects, Record, failure_in};
+use crate::failure::{ErrorKind, Failure};
+use crate::id::TenantId;
+
+/// A machine as `--json` prints it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Machine {
+    name: String,
+    tenant: String,
+    uuid: String,
+    state: String,
+    reason: String,
+    isolation_level: String,
+    devices: Vec<String>,
+    leader: Option<u64>,
+    guest_state: String,
+    error: Option<Failure>,
+}
+
+/// What `machine list --json` prints.
+#[derive(Debug, Serialize)]
+struct Machines {
+    machines: Vec<Machine>,
+}
+
+/// What is done to a machine that is there.
+#[derive(Clone, Copy, Debug)]
+enum Verb {
+    Start,
+    Stop,
+    Kill,
+    Remove,
+}
+
+/// `gpuward machine …`
+pub(super) fn run(context: &mut Context, command: MachineCommand) -> Result<(), Stop> {
+    match command {
+        MachineCommand::Create { name, file, request } => create(context, &name, &file, &request),
+        MachineCommand::Start(machine) => act(context, Verb::Start, &machine),
+        MachineCommand::Stop(machine) => act(context, Verb::Stop, &machine),
+        MachineCommand::Kill(machine) => act(context, Verb::Kill, &machine),
+        MachineCommand::Remove(machine) => act(context, Verb::Remove, &machine),
+        MachineCommand::List => list(context),
+        MachineCommand::Show { name } => show(context, &name),
+    }
+}
+
+fn create(context: &mut Context, name: &MachineName, file: &Path, request: &Request) -> Result<(), Stop> {
+    let spec = spec::read(file, name)?;
+    let mut options = request.options();
+    if name.tenant != TenantId::BUILT_IN_NAME {
+        options.insert("tenant", Variant::from(name.tenant.clone()));
+    }
+    let create = |bus: Connection| async move { ManagerProxy::new(&bus).await?.create_machine(spec, options).await };
+    follow(context, request, create)?.say(context, &format!("machine {name} is made, and off"))
+}
+
+fn act(context: &mut Context, verb: Verb, machine: &OneMachine) -> Result<(), Stop> {
+    let OneMachine { name, request } = machine;
+    let (wanted, options) = (name.clone(), request.options());
+    let call = |bus: Connection| async move {
+        let path = find(&bus, &wanted).await?;
+        let machine = MachineProxy::builder(&bus).path(path).build().await?;
+        match verb {
+            Verb::Start => machine.start(options).await,
+            Verb::Stop => machine.stop(options).await,
+            Verb::Kill => machine.kill(options).await,
+            Verb::Remove => machine.remove(options).await,
+        }
+    };
+    let done = match verb {
+        Verb::Start => "is running",
+        Verb::Stop => "is off",
+        Verb::Kill => "is off, killed",
+        Verb::Remove => "is forgotten",
+    };
+    follow(context, request, call)?.say(context, &format!("machine {name} {done}"))
+}
+
+async fn find(bus: &Connection, name: &MachineName) -> zbus::Result<OwnedObjectPath> {
+    ManagerProxy::new(bus).await?.get_machine(&name.tenant, &name.name).await
+}
+
+fn list(context: &mut Context) -> Result<(), Stop> {
+    let objects = context.client()?.objects()?;
+    let all = objects.values().filter_map(|interfaces| Some(told(&objects, interfaces.get("Machine")?)));
+    let mut machines: Vec<_> = all.collect();
+    machines.sort_by(|one, other| (&one.tenant, &one.name).cmp(&(&other.tenant, &other.name)));
+    if context.output.is_json() {
+        return Ok(context.output.json(&Machines { machines })?);
+    }
+    let row = |machine: &Machine| {
+        let name = format!("{}/{}", machine.tenant, machine.name);
+        vec![name, machine.state.clone(), machine.isolation_level.clone(), machine.devices.join(" "), machine.reason.clone()]
+    };
+    let rows = machines.iter().map(row).collect();
+    Ok(context.output.table(&["MACHINE", "STATE", "ISOLATION", "DEVICES", "REASON"], rows)?)
+}
+
+fn show(context: &mut Context, name: &MachineName) -> Result<(), Stop> {
+    let client = context.client()?;
+    let path = client.wait(find(client.bus(), name))?;
+    let objects = client.objects()?;
+    let told = objects.get(path.as_str()).and_then(|interfaces| Some(told(&objects, interfaces.get("Machine")?)));
+    let gone = || Stop::Failed(Box::new(Failure::new(ErrorKind::NoSuchMachine, format!("there is no machine {name} any more"))));
+    let machine = told.ok_or_else(gone)?;
+    if context.output.is_json() {
+        return Ok(context.output.json(&machine)?);
+    }
+    let lines = [
+        ("uuid", machine.uuid.clone()),
+        ("state", [machine.state.as_str(), machine.reason.as_str()].join(" ").trim().to_owned()),
+        ("isolation", machine.isolation_level.clone()),
+        ("devices", machine.devices.join(" ")),
+        ("qemu", machine.leader.map(|pid| format!("process {pid}")).unwrap_or_default()),
+        ("guest", machine.guest_state.clone()),
+        ("failure", machine.error.as_ref().map(ToString::to_string).unwrap_or_default()),
+    ];
+    Ok(context.output.line(details(&name.to_string(), &lines))?)
+}
+
+fn told(objects: &Objects, record: &Record) -> Machine {
+    let text = |key| record.text(key).to_owned();
+    let claims = record.texts("Claims").into_iter();
+    let devices = claims.filter_map(|claim| Some(objects.get(&claim)?.get("Claim")?.texts("Devices"))).flatten();
+    Machine {
+        name: text("Name"),
+        tenant: tenant(objects, record.text("Tenant")),
+        uuid: text("UUID"),
+        state: text("State"),
+        reason: text("Reason"),
+        isolation_level: text("IsolationLevel"),
+        devices: devices.map(|path| device_of_path(&path).map_or(path, |device| device.to_string())).collect(),
+        leader: record.number("Leader").and_then(|pid| u64::try_from(pid).ok()).filter(|pid| *pid > 0),
+        guest_state: text("GuestState"),
+        error: failure_in(&record.record("Error")),
+    }
+}

@@ -98,9 +98,12 @@ impl Device {
         }
     }
 
-    /// Vendor and model as people call them: `NVIDIA H100 SXM5 80GB`.
+    /// Vendor and model as people call them: `NVIDIA H100 SXM5 80GB`. A virtual function is often called as its physical one.
     pub(super) fn name(&self) -> String {
-        format!("{} {}", short_vendor(&self.vendor), bracketed(&self.model).unwrap_or(&self.model)).trim().to_owned()
+        let model = bracketed(&self.model).unwrap_or(&self.model);
+        let nameless_function = self.class == class_of(Kind::VirtualFunction) && !model.contains("Virtual Function");
+        let name = format!("{} {model}{}", short_vendor(&self.vendor), if nameless_function { " VF" } else { "" });
+        name.trim().to_owned()
     }
 
     /// Who has it: a tenant's machine, else why it is where it is, else its driver.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -43,6 +44,8 @@ impl PrivateBus {
             .args(["--nofork", "--print-address"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            // Ctrl-C is meant for whoever uses the bus.
+            .process_group(0)
             .spawn()
             .map_err(|error| io::Error::new(error.kind(), format!("dbus-daemon (package dbus) does not start: {error}")))?;
         let mut address = String::new();

@@ -92,6 +92,15 @@ fn a_virtual_function_of_the_l40s_offers_vgpus_by_its_vendors_driver() {
 }
 
 #[test]
+fn a_function_that_is_pulled_out_leaves_nothing_behind() {
+    let sim = build("dgx-h100");
+    sim.unplug("0000:1b:00.0").expect("pulled");
+    let left: Vec<_> = sim.snapshot().into_keys().filter(|path| path.to_string_lossy().contains("0000:1b:00.0")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert!(!sim.host().exists("sys/kernel/iommu_groups/31") && !sim.host().exists("dev/nvidia0"));
+}
+
+#[test]
 fn a_generated_host_has_as_many_functions_as_asked_for() {
     let sim = SimHost::lay(&simhost::generate(600).expect("made")).expect("laid");
     let devices = sim.host().entries("sys/bus/pci/devices").expect("readable").expect("present");

@@ -22,6 +22,25 @@ pub fn appear(tree: &Tree, dir: &str, group: Option<u32>) -> io::Result<()> {
     tree.write(format!("{of_group}/reserved_regions"), "0x00000000fee00000 0x00000000feefffff msi\n")
 }
 
+/// Takes the function in `dir` off the bus for good, as one that was pulled out. Mirrors `pci_stop_and_remove_bus_device`.
+///
+/// # Errors
+/// The file system's.
+pub fn vanish(tree: &Tree, dir: &str) -> io::Result<()> {
+    if let Some(driver) = tree.link_name(format!("{dir}/driver")) {
+        detach(tree, dir, &driver)?;
+    }
+    if let Some(group) = group(tree, dir) {
+        let of_group = format!("sys/kernel/iommu_groups/{group}");
+        tree.remove(format!("{of_group}/devices/{}", name(dir)))?;
+        if tree.entries(format!("{of_group}/devices")).is_empty() {
+            tree.remove(of_group)?;
+        }
+    }
+    tree.remove(format!("sys/bus/pci/devices/{}", name(dir)))?;
+    tree.remove(dir)
+}
+
 /// Where the files of virtual function `number` of the function in `dir` lie until it is enabled.
 pub fn hidden(dir: &str, number: u16, own: PciAddress) -> String {
     format!("{PRIVATE}/functions/{}/virtual/{number}/{own}", name(dir))

@@ -175,6 +175,18 @@ impl SimHost {
         Tree::new(self.root()).remove(format!("proc/{pid}"))
     }
 
+    /// Pulls out the function at `address` (P73); nothing where there is none.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn unplug(&self, address: &str) -> io::Result<()> {
+        let tree = Tree::new(self.root());
+        match tree.resolve(Path::new(&format!("sys/bus/pci/devices/{address}"))) {
+            Some(dir) => effects::vanish(&tree, &dir.to_string_lossy()),
+            None => Ok(()),
+        }
+    }
+
     /// Changes `file` as somebody else would: a driver, the firmware, an administrator.
     ///
     /// # Errors

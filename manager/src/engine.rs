@@ -4,13 +4,14 @@
 //! or for libvirt: a job runs in a [`Worker`]'s thread, which asks the engine for each entry in the ledger and says how it ended.
 //! What a job means for the ledger is decided here, before its worker starts and after it ends.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::thread::{self, JoinHandle};
 use std::{fmt, io};
 
-use vfio::{Deadlines, Host, Inventory};
+use vfio::{Deadlines, Host, Inventory, PciAddress};
 
 use crate::config::Config;
 use crate::failure::{ErrorKind, Failure};
@@ -148,6 +149,8 @@ pub struct Engine {
     ledger_fault: Option<String>,
     recovery: Option<JobId>,
     recovered: bool,
+    /// Devices that were in the pool before this boot.
+    to_restore: BTreeSet<PciAddress>,
     ledger: Ledger,
     inventory: Arc<Inventory>,
     jobs: Jobs,
@@ -184,6 +187,7 @@ impl Engine {
             ledger_fault,
             recovery: None,
             recovered: false,
+            to_restore: BTreeSet::new(),
             ledger,
             inventory: Arc::default(),
             jobs: Jobs::default(),

@@ -48,6 +48,8 @@ pub enum Request {
     KillMachine(MachineId),
     /// Forgets a machine that is off.
     RemoveMachine(MachineId),
+    /// A person has looked: the device's bundle leaves its quarantine.
+    ClearQuarantine(PciAddress),
     /// Observes the host anew.
     Rescan,
 }

@@ -29,6 +29,7 @@ impl Engine {
         self.has_room(submission.uid)?;
         let concern = match &submission.request {
             Request::Apply { goals, plan_digest } => devices::admit(self, goals, plan_digest.as_deref())?,
+            Request::ClearQuarantine(device) => devices::admit_clearing(self, *device)?,
             Request::Rescan => Concern { kind: "rescan", ..Concern::default() },
             Request::CreateMachine { .. }
             | Request::StartMachine(_)

@@ -274,7 +274,8 @@ struct Dirty {
 /// Resets a device and waits until it answers again.
 fn sanitise(host: &Host, deadlines: &Deadlines, function: &Function) -> Result<(), Dirty> {
     let reset = attribute(function.address, "reset");
-    if host.exists(&reset) {
+    // After a boot the host's driver has it: it was initialised anew, and must not be reset below that driver.
+    if function.is_on_vfio() && host.exists(&reset) {
         let stored = host.store(&reset, "1", Instant::now() + deadlines.of(&reset));
         stored.map_err(|error| Dirty {
             stuck: error.errno().is_none(),

@@ -10,6 +10,8 @@ use super::jobs::{Concern, Work};
 use super::worker::{Outcome, Worker};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
+use crate::ledger::Standing;
+use crate::ledger::moves::bindings;
 use crate::plan::{self, Plan, Refusal, Side, Situation, Surroundings};
 use crate::request::{Goal, PlanReport};
 
@@ -40,6 +42,27 @@ pub(super) fn begin(engine: &mut Engine, job: JobId, goals: &[Goal], digest: Opt
     }))
 }
 
+/// Whether a device's bundle may leave its quarantine.
+pub(super) fn admit_clearing(engine: &Engine, device: PciAddress) -> Result<Concern, Failure> {
+    if !engine.ledger.quarantines.contains_key(&device) {
+        return Err(Failure::new(ErrorKind::Conflict, format!("{device} is not in quarantine")));
+    }
+    Ok(Concern { kind: "clear-quarantine", devices: engine.bundle_of(device), ..Concern::default() })
+}
+
+/// Lets a bundle out of its quarantine: where its devices are now, the host or the pool has them.
+pub(super) fn clear(engine: &mut Engine, device: PciAddress) -> Result<(), Failure> {
+    let devices = engine.bundle_of(device);
+    let now = bindings(&engine.options.host, devices.iter().copied());
+    engine.commit(|ledger| {
+        for device in &devices {
+            ledger.quarantines.remove(device);
+            ledger.settle(*device, &now);
+        }
+        ledger.claims.retain(|_, claim| claim.standing != Standing::Pending || !claim.devices.contains(&device));
+    })
+}
+
 fn same_digest(plan: &Plan, digest: Option<&str>) -> Result<(), Failure> {
     if digest.is_none_or(|digest| digest == plan.digest()) {
         return Ok(());
@@ -58,6 +81,11 @@ pub(super) fn first_of(refusals: Vec<Refusal>) -> Failure {
 }
 
 impl Engine {
+    /// The bundle of a device; the device alone where it has left.
+    pub(super) fn bundle_of(&self, device: PciAddress) -> Vec<PciAddress> {
+        self.inventory.bundle(device).map_or_else(|| vec![device], |bundle| bundle.devices)
+    }
+
     /// Plans goals on what was observed last; `job` is not in its own way.
     pub(super) fn plan(&self, goals: &[Goal], job: Option<JobId>) -> Result<Plan, Vec<Refusal>> {
         let wished = goals.iter().map(|goal| match goal {

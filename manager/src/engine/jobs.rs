@@ -85,6 +85,7 @@ impl Engine {
         let Some(request) = self.jobs.0.get_mut(&id).and_then(|job| job.request.take()) else { return };
         let work = match request {
             Request::Apply { goals, plan_digest } => devices::begin(self, id, &goals, plan_digest.as_deref()),
+            Request::ClearQuarantine(device) => devices::clear(self, device).map(|()| Box::new(|_: &Worker| Outcome::done()) as Work),
             Request::Rescan => Ok(Box::new(|_: &Worker| Outcome::done()) as Work),
             request @ (Request::CreateMachine { .. }
             | Request::StartMachine(_)
@@ -155,6 +156,7 @@ impl Engine {
         }
         self.observe();
         machines::ended(self, id, &outcome);
+        self.restore_after_boot();
         self.publisher.ended(id);
         self.publish();
         self.dispatch();

@@ -99,7 +99,7 @@ impl Engine {
         let use_ = self.config.use_in(&self.inventory, function);
         let (state, reason) = self.device_state(function, &use_);
         DeviceView {
-            bundle: self.inventory.bundle(function.address).map(|bundle| bundle.devices).unwrap_or_default(),
+            bundle: self.bundle_of(function.address),
             use_,
             state,
             reason,

@@ -15,6 +15,7 @@ use crate::journal::{self, Left};
 use crate::ledger::moves::bindings;
 use crate::ledger::{ClaimRecord, Ledger, Standing};
 use crate::plan::{Move, Plan, Side};
+use crate::request::{Goal, Request, Submission};
 use crate::view::{EventKind, JobState, JobView, Subject};
 
 impl Engine {
@@ -26,11 +27,16 @@ impl Engine {
         let boot = boot_id(&self.options.host);
         let inventory = self.inventory.clone();
         let job = JobId(self.ledger.next_job);
+        let is_new_boot = !self.ledger.boot.is_empty() && self.ledger.boot != boot;
         let started = self.commit(|ledger| {
             ledger.next_job += 1;
             ledger.boot = boot;
             ledger.follow(&inventory);
         });
+        if is_new_boot {
+            let active = self.ledger.devices.iter().filter(|(_, record)| record.standing == Standing::Active);
+            self.to_restore = active.map(|(device, _)| *device).collect();
+        }
         if let Err(failure) = started {
             self.ledger_fault = Some(failure.to_string());
             self.publish();
@@ -54,6 +60,26 @@ impl Engine {
         self.jobs.0.insert(job, super::jobs::Job { view, request: None, cancel: Default::default() });
         let ledger = self.ledger.clone();
         self.spawn(job, Box::new(move |worker: &Worker| recover(worker, &ledger)));
+    }
+}
+
+impl Engine {
+    /// After a boot the host's drivers have everything: what was in the pool goes there again, once its claim has ended (P66).
+    pub(super) fn restore_after_boot(&mut self) {
+        if !self.recovered {
+            return;
+        }
+        let free = |device: &PciAddress| self.ledger.claim_on(*device).is_none();
+        let (ready, claimed): (BTreeSet<_>, BTreeSet<_>) = std::mem::take(&mut self.to_restore).into_iter().partition(free);
+        self.to_restore = claimed;
+        let bundles: BTreeSet<_> = ready.into_iter().map(|device| self.bundle_of(device)).collect();
+        for device in bundles.iter().filter_map(|bundle| bundle.last().copied()) {
+            let request = Request::Apply { goals: vec![Goal::Assign { device, force: false }], plan_digest: None };
+            let submission = Submission { request, uid: 0, request_id: String::new(), if_generation: None };
+            if let Err(failure) = self.submit(submission) {
+                tracing::error!("{device} is not in the pool again: {}", one_line(&failure));
+            }
+        }
     }
 }
 

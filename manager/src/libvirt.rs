@@ -76,9 +76,12 @@ impl Libvirt {
         Self { link: link::Link::start(source, notify) }
     }
 
-    /// What libvirt said of the host when it was connected to; `None` while there is no connection.
-    pub fn facts(&self) -> Option<HostFacts> {
-        self.link.facts()
+    /// What libvirt said of the host when it was connected to. Asks nobody; without a connection one is tried for at once.
+    ///
+    /// # Errors
+    /// There is no connection.
+    pub fn check(&self) -> Result<HostFacts, LibvirtError> {
+        self.link.up().map(|(_, facts)| facts)
     }
 
     /// Treats the connection as lost, as a call that never returned shows it to be: it is made anew.
@@ -95,7 +98,7 @@ impl Libvirt {
         T: Send + 'static,
         F: FnOnce(&Connect) -> Result<T, virt::error::Error> + Send + 'static,
     {
-        let connect = self.link.connect()?;
+        let (connect, _) = self.link.up()?;
         call::within(name, within, move || ask(&connect))
     }
 

@@ -4,10 +4,11 @@
 //! libvirt from a thread of its own, since a call made inside a callback would wait for the loop that it blocks.
 #![allow(unsafe_code)] // callbacks into Rust need raw pointers; nothing else in this crate does
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::mem;
 use std::ptr;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use uuid::Uuid;
@@ -16,10 +17,25 @@ use virt::error::{Error, clear_error_callback};
 use virt::event::{event_register_default_impl, event_run_default_impl};
 use virt_sys as sys;
 
-type Changed = dyn Fn(Uuid) + Send + Sync;
-type Closed = dyn Fn(&'static str) + Send + Sync;
 type LifecycleCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, c_int, c_int, *mut c_void) -> c_int;
 type GenericCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, *mut c_void);
+
+/// Who listens to a connection.
+pub(super) struct Listener {
+    /// Called with the UUID of each domain that changes.
+    pub changed: Box<dyn Fn(Uuid) + Send + Sync>,
+    /// Called when the connection ends by itself.
+    pub closed: Box<dyn Fn(&'static str) + Send + Sync>,
+}
+
+/// Listeners by the address of their connection. libvirt takes a callback once a connection, and a connection can have several
+/// listeners; callbacks are given that address and no pointer of ours, so nothing is ever freed under them.
+static LISTENERS: Mutex<BTreeMap<usize, Vec<Arc<Listener>>>> = Mutex::new(BTreeMap::new());
+
+// Never held while libvirt is called: the event loop would wait for it. The map is changed by single calls.
+fn listeners() -> MutexGuard<'static, BTreeMap<usize, Vec<Arc<Listener>>>> {
+    LISTENERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Starts libvirt's event loop, once a process. Must come before the first connection is opened.
 ///
@@ -43,24 +59,48 @@ pub fn start_event_loop() {
     });
 }
 
-/// Callbacks on one connection, taken off when dropped.
+/// A listener on a connection, until it is dropped.
 pub(super) struct Callbacks {
     connect: Connect,
+    listener: Arc<Listener>,
     lifecycle: c_int,
 }
 
 impl Callbacks {
-    /// Calls `changed` with the UUID of each domain that changes, and `closed` when the connection ends by itself.
-    pub(super) fn register(connect: &Connect, changed: Box<Changed>, closed: Box<Closed>) -> Result<Self, Error> {
-        let lifecycle = register_lifecycle(connect, changed)?;
-        let callbacks = Self { connect: connect.clone(), lifecycle };
-        register_close(connect, closed)?;
+    pub(super) fn register(connect: &Connect, listener: Listener) -> Result<Self, Error> {
+        let (key, listener) = (key(connect), Arc::new(listener));
+        let is_first = {
+            let mut listeners = listeners();
+            let of_connection = listeners.entry(key).or_default();
+            of_connection.push(listener.clone());
+            of_connection.len() == 1
+        };
+        // From here on dropping it takes the listener off again.
+        let mut callbacks = Self { connect: connect.clone(), listener, lifecycle: NONE };
+        if is_first {
+            callbacks.lifecycle = register(connect, key)?;
+        }
         Ok(callbacks)
     }
 }
 
+/// No callback of libvirt's is this listener's to take off.
+const NONE: c_int = -1;
+
 impl Drop for Callbacks {
     fn drop(&mut self) {
+        let key = key(&self.connect);
+        {
+            let mut listeners = listeners();
+            let of_connection = listeners.entry(key).or_default();
+            of_connection.retain(|listener| !Arc::ptr_eq(listener, &self.listener));
+            if of_connection.is_empty() {
+                listeners.remove(&key);
+            }
+        }
+        if self.lifecycle == NONE {
+            return;
+        }
         // SAFETY: the connection lives in `self`, the id is one that it gave us, and the function is the one registered.
         unsafe {
             let connect = self.connect.as_ptr();
@@ -73,37 +113,31 @@ impl Drop for Callbacks {
     }
 }
 
-fn register_lifecycle(connect: &Connect, changed: Box<Changed>) -> Result<c_int, Error> {
-    let opaque = Box::into_raw(Box::new(changed)).cast::<c_void>();
-    // SAFETY: libvirt calls a callback registered for lifecycle events with the arguments of `LifecycleCallback`; its C interface
-    // asks for the cast (VIR_DOMAIN_EVENT_CALLBACK). `opaque` is a `Box<Changed>`, which `free_changed` frees, once.
-    let id = unsafe {
-        let callback = mem::transmute::<LifecycleCallback, GenericCallback>(on_lifecycle);
-        let event = sys::VIR_DOMAIN_EVENT_ID_LIFECYCLE as c_int;
-        let every_domain = ptr::null_mut();
-        sys::virConnectDomainEventRegisterAny(connect.as_ptr(), every_domain, event, Some(callback), opaque, Some(free_changed))
-    };
-    if id >= 0 {
-        return Ok(id);
-    }
-    let error = Error::last_error();
-    // SAFETY: a registration that failed took nothing, so the box is still ours alone.
-    unsafe { free_changed(opaque) };
-    Err(error)
+fn key(connect: &Connect) -> usize {
+    // SAFETY: the pointer is looked at as a number and never followed.
+    unsafe { connect.as_ptr() }.addr()
 }
 
-// A driver without a service behind it (the test driver) answers 0 and keeps nothing: the box then stays for good, one a connection.
-fn register_close(connect: &Connect, closed: Box<Closed>) -> Result<(), Error> {
-    let opaque = Box::into_raw(Box::new(closed)).cast::<c_void>();
-    // SAFETY: `on_close` has the type asked for; `opaque` is a `Box<Closed>`, which `free_closed` frees, once.
-    let result = unsafe { sys::virConnectRegisterCloseCallback(connect.as_ptr(), Some(on_close), opaque, Some(free_closed)) };
-    if result >= 0 {
-        return Ok(());
+fn register(connect: &Connect, key: usize) -> Result<c_int, Error> {
+    let opaque = ptr::without_provenance_mut(key);
+    // SAFETY: libvirt calls a callback registered for lifecycle events with the arguments of `LifecycleCallback`; its C interface
+    // asks for the cast (VIR_DOMAIN_EVENT_CALLBACK). `opaque` is a number that nobody follows or frees. The same is true of the
+    // close callback, which has the type asked for; a driver without a service behind it accepts it and never calls it.
+    unsafe {
+        let connect = connect.as_ptr();
+        let callback = mem::transmute::<LifecycleCallback, GenericCallback>(on_lifecycle);
+        let (event, every_domain) = (sys::VIR_DOMAIN_EVENT_ID_LIFECYCLE as c_int, ptr::null_mut());
+        let lifecycle = sys::virConnectDomainEventRegisterAny(connect, every_domain, event, Some(callback), opaque, None);
+        if lifecycle < 0 {
+            return Err(Error::last_error());
+        }
+        if sys::virConnectRegisterCloseCallback(connect, Some(on_close), opaque, None) < 0 {
+            let error = Error::last_error();
+            sys::virConnectDomainEventDeregisterAny(connect, lifecycle);
+            return Err(error);
+        }
+        Ok(lifecycle)
     }
-    let error = Error::last_error();
-    // SAFETY: a registration that failed took nothing, so the box is still ours alone.
-    unsafe { free_closed(opaque) };
-    Err(error)
 }
 
 unsafe extern "C" fn on_lifecycle(
@@ -114,34 +148,28 @@ unsafe extern "C" fn on_lifecycle(
     opaque: *mut c_void,
 ) -> c_int {
     let mut uuid = [0u8; sys::VIR_UUID_BUFLEN as usize];
-    // SAFETY: libvirt keeps `domain` alive during the callback and writes VIR_UUID_BUFLEN bytes; `opaque` is the box registered.
-    let changed = unsafe {
-        if sys::virDomainGetUUID(domain, uuid.as_mut_ptr()) < 0 {
-            return 0;
-        }
-        &*opaque.cast::<Box<Changed>>()
-    };
-    changed(Uuid::from_bytes(uuid));
+    // SAFETY: libvirt keeps `domain` alive during the callback and writes VIR_UUID_BUFLEN bytes.
+    if unsafe { sys::virDomainGetUUID(domain, uuid.as_mut_ptr()) } < 0 {
+        return 0;
+    }
+    for listener in of_connection(opaque) {
+        (listener.changed)(Uuid::from_bytes(uuid));
+    }
     0
 }
 
 unsafe extern "C" fn on_close(_: sys::virConnectPtr, reason: c_int, opaque: *mut c_void) {
-    // SAFETY: `opaque` is the box registered, freed only after the last call.
-    let closed = unsafe { &*opaque.cast::<Box<Closed>>() };
-    closed(match reason.cast_unsigned() {
+    let reason = match reason.cast_unsigned() {
         sys::VIR_CONNECT_CLOSE_REASON_EOF => "libvirt closed the connection (it was stopped or restarted)",
         sys::VIR_CONNECT_CLOSE_REASON_KEEPALIVE => "libvirt does not answer any more",
         sys::VIR_CONNECT_CLOSE_REASON_CLIENT => "the connection was closed here",
         _ => "the connection broke",
-    });
+    };
+    for listener in of_connection(opaque) {
+        (listener.closed)(reason);
+    }
 }
 
-unsafe extern "C" fn free_changed(opaque: *mut c_void) {
-    // SAFETY: made by `Box::into_raw` in `register_lifecycle`, and called once.
-    drop(unsafe { Box::from_raw(opaque.cast::<Box<Changed>>()) });
-}
-
-unsafe extern "C" fn free_closed(opaque: *mut c_void) {
-    // SAFETY: made by `Box::into_raw` in `register_close`, and called once.
-    drop(unsafe { Box::from_raw(opaque.cast::<Box<Closed>>()) });
+fn of_connection(opaque: *mut c_void) -> Vec<Arc<Listener>> {
+    listeners().get(&opaque.addr()).cloned().unwrap_or_default()
 }

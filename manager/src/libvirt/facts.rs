@@ -16,6 +16,8 @@ pub struct HostFacts {
     pub memory: u64,
     /// libvirt's version: 1,000,000 × major + 1,000 × minor + release.
     pub libvirt: u32,
+    /// Physical address width that a guest of the best kind can have.
+    pub address_bits: u32,
 }
 
 /// Kinds of domain: libvirt's `<domain type=…>`.
@@ -31,12 +33,14 @@ pub enum DomainType {
 
 impl HostFacts {
     pub(super) fn read(connect: &Connect) -> Result<Self, Error> {
-        let node = connect.node_info()?;
+        let (node, capabilities) = (connect.node_info()?, connect.capabilities()?);
+        let domain_type = domain_type(&capabilities);
         Ok(Self {
-            domain_type: domain_type(&connect.capabilities()?),
+            domain_type,
             cpus: node.cpus,
             memory: node.memory << 10,
             libvirt: connect.lib_version()?,
+            address_bits: address_bits(&capabilities, domain_type),
         })
     }
 }
@@ -58,6 +62,20 @@ fn domain_type(capabilities: &str) -> DomainType {
         (true, _, _) => DomainType::Kvm,
         (false, false, true) => DomainType::Test,
         (false, _, _) => DomainType::Qemu,
+    }
+}
+
+/// The host's own width (`<maxphysaddr bits=…/>`, since 8.7); emulated, and where libvirt does not say, QEMU's default.
+fn address_bits(capabilities: &str, domain_type: DomainType) -> u32 {
+    const OF_QEMU: u32 = 40;
+    let of_host = || {
+        let document = Document::parse(capabilities).ok()?;
+        let width = document.descendants().find(|node| node.has_tag_name("maxphysaddr"))?;
+        width.attribute("bits")?.parse().ok()
+    };
+    match domain_type {
+        DomainType::Kvm => of_host().unwrap_or(OF_QEMU),
+        DomainType::Qemu | DomainType::Test => OF_QEMU,
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use virt::connect::Connect;
 use virt::error::Error;
 
-use super::events::{Callbacks, start_event_loop};
+use super::events::{Callbacks, Listener, start_event_loop};
 use super::facts::HostFacts;
 use super::{LibvirtError, Notice, Notify, Source};
 
@@ -53,16 +53,9 @@ impl Link {
         &self.source
     }
 
-    pub(super) fn facts(&self) -> Option<HostFacts> {
-        match &*lock(&self.state) {
-            State::Up(_, facts) => Some(*facts),
-            State::Down(_) => None,
-        }
-    }
-
-    pub(super) fn connect(&self) -> Result<Connect, LibvirtError> {
+    pub(super) fn up(&self) -> Result<(Connect, HostFacts), LibvirtError> {
         let reason = match &*lock(&self.state) {
-            State::Up(connect, _) => return Ok(connect.clone()),
+            State::Up(connect, facts) => return Ok((connect.clone(), *facts)),
             State::Down(reason) => reason.clone(),
         };
         self.tell(Wake::Wanted);
@@ -129,7 +122,7 @@ impl Keeper {
             }
         });
         // Callbacks before anything is listed: what changes in between is told.
-        let callbacks = Callbacks::register(&connect, changed, closed)?;
+        let callbacks = Callbacks::register(&connect, Listener { changed, closed })?;
         let facts = HostFacts::read(&connect)?;
         Ok((callbacks, connect, facts))
     }

@@ -139,7 +139,7 @@ fn a_specification_too_large_is_refused() {
 #[test]
 fn more_than_the_host_has_is_refused() {
     let spec = parse(&format!("{LEAST}{DISK}")).unwrap();
-    let host = HostFacts { domain_type: DomainType::Kvm, cpus: 2, memory: 1 << 30, libvirt: 12_009_000 };
+    let host = HostFacts { domain_type: DomainType::Kvm, cpus: 2, memory: 1 << 30, libvirt: 12_009_000, address_bits: 46 };
     spec.check_fits(&host).unwrap();
     let failure = spec.check_fits(&HostFacts { cpus: 1, ..host }).unwrap_err();
     assert_eq!(failure.message, "vcpus is 2; the host has 1 processors");

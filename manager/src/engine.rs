@@ -179,7 +179,6 @@ impl Engine {
             Ok(ledger) => (ledger, None),
             Err(error) => (Ledger::default(), Some(Failure::of(ErrorKind::HostNotReady, &error).to_string())),
         };
-        let machines = machines::Machines::new(&options);
         let mut engine = Self {
             options,
             config: Config::default(),
@@ -191,12 +190,13 @@ impl Engine {
             ledger,
             inventory: Arc::default(),
             jobs: Jobs::default(),
-            machines,
+            machines: machines::Machines::default(),
             publisher: Publisher::new(publish),
             inbox,
             lock,
         };
         engine.load_config();
+        machines::start(&mut engine);
         engine
     }
 

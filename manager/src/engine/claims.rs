@@ -229,7 +229,7 @@ fn list(devices: &[PciAddress]) -> String {
 }
 
 // The claim ends and what is on demand begins to go back in one entry: there is no moment at which it is free.
-fn give_back(worker: &Worker, id: ClaimId, claim: &ClaimRecord) -> Result<(), Failure> {
+pub(super) fn give_back(worker: &Worker, id: ClaimId, claim: &ClaimRecord) -> Result<(), Failure> {
     if !claim.on_demand {
         return worker.commit(move |ledger| drop(ledger.claims.remove(&id)));
     }

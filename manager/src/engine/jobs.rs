@@ -134,9 +134,7 @@ impl Engine {
         } else {
             job.view.progress = progress.clamp(0.0, 1.0);
         }
-        if rolling_back || self.publisher.takes_progress() {
-            self.publish();
-        }
+        self.publish();
     }
 
     /// A job is over: what is now is observed, told, and only then the job's end.

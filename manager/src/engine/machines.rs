@@ -1,66 +1,426 @@
-//! Jobs on machines: what they mean for the ledger, before their workers start and after they end.
+//! Machines in the engine: what their jobs mean for the ledger, and what hints from outside lead to.
+//!
+//! The ledger's state of a machine is what was decided or seen last. Nothing here asks libvirt: a hint starts a look in a thread of
+//! its own, and its result comes back as another hint. A machine that was not looked at since libvirt could be asked is `unknown`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+use std::time::Duration;
+
+use vfio::{Function, PciAddress};
 
 use super::jobs::{Concern, Work};
 use super::worker::Outcome;
-use super::{Engine, Options as EngineOptions};
-use crate::failure::{ErrorKind, Failure};
-use crate::id::{JobId, MachineId};
+use super::{Engine, Message};
+use crate::failure::Failure;
+use crate::id::{ClaimId, JobId, MachineId};
+use crate::ledger::{ClaimRecord, MachineRecord, Standing};
+use crate::libvirt::{HostFacts, Libvirt, Notice, Source, hostdevs};
+use crate::machine::{Look, Metadata, Process, Running, Subject, Watch};
 use crate::request::{Request, Submission};
-use crate::view::MachineView;
+use crate::spec::Hold;
+use crate::view::{MachineState, MachineView};
+
+mod admit;
+mod place;
+mod work;
 
 /// What machines need.
 #[derive(Clone, Debug, Default)]
-pub struct Options {}
+pub struct Options {
+    /// Where libvirt is.
+    pub hypervisor: Hypervisor,
+}
+
+/// Where libvirt is.
+#[derive(Clone, Debug, Default)]
+pub enum Hypervisor {
+    /// There is none: machines are unknown and cannot be started.
+    #[default]
+    None,
+    /// Where the configuration says.
+    Configured,
+    /// Here, whatever the configuration says.
+    At(Source),
+}
 
 /// What the engine keeps of machines beside the ledger.
 #[derive(Debug, Default)]
-pub struct Machines {}
+pub struct Machines {
+    libvirt: Option<Libvirt>,
+    watch: Option<Watch>,
+    /// What libvirt said of the host; `None` while it cannot be asked.
+    facts: Option<HostFacts>,
+    /// Why it cannot be asked.
+    lost: String,
+    seen: BTreeMap<MachineId, Seen>,
+    errors: BTreeMap<MachineId, Failure>,
+    /// Looks under way, and whether to look again after them.
+    looking: BTreeMap<MachineId, bool>,
+    /// Devices that domains of others have, by the domain's name.
+    foreign: BTreeMap<PciAddress, String>,
+    /// Whether domains are being listed, and whether to list them again after that.
+    listing: Option<bool>,
+}
+
+/// What was seen of a machine.
+#[derive(Debug, Default)]
+struct Seen {
+    process: Option<Process>,
+    xml: String,
+    /// Since libvirt could be asked.
+    fresh: bool,
+    /// What is odd about it, for a person.
+    note: String,
+}
 
 /// Something happened to machines: look at them again.
-#[derive(Clone, Copy, Debug)]
-pub enum Hint {}
+#[derive(Debug)]
+pub enum Hint {
+    /// From libvirt.
+    Libvirt(Notice),
+    /// The process of a machine ended.
+    Ended(MachineId),
+    /// A job started its domain.
+    Started(MachineId, Box<Running>),
+    /// A machine was looked at.
+    Looked(MachineId, Box<Look>),
+    /// Domains of others were listed.
+    Foreign(Option<BTreeMap<PciAddress, String>>),
+}
 
-impl Machines {
-    pub(super) fn new(_options: &EngineOptions) -> Self {
-        Self {}
+/// Before the next look at a machine that ends slowly or cannot be told.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// Starts to listen to libvirt and to processes.
+pub(super) fn start(engine: &mut Engine) {
+    let source = match &engine.options.machines.hypervisor {
+        Hypervisor::None => return,
+        Hypervisor::Configured => Source::Uri(engine.config.libvirt.uri.clone()),
+        Hypervisor::At(source) => source.clone(),
+    };
+    let (inbox, ends) = (engine.inbox.clone(), engine.inbox.clone());
+    engine.machines.lost = "not connected yet".into();
+    engine.machines.libvirt = Some(Libvirt::start(source, std::sync::Arc::new(move |notice| tell(&inbox, Hint::Libvirt(notice)))));
+    match Watch::start(Box::new(move |machine| tell(&ends, Hint::Ended(machine)))) {
+        Ok(watch) => engine.machines.watch = Some(watch),
+        Err(error) => tracing::error!("the end of machines' processes will be noticed late: {error}"),
     }
 }
 
-fn not_built() -> Failure {
-    Failure::new(ErrorKind::NotSupported, "machines are not built yet")
+fn tell(inbox: &std::sync::mpsc::Sender<Message>, hint: Hint) {
+    if inbox.send(Message::Machines(hint)).is_err() {
+        tracing::debug!("a hint came after the engine had stopped");
+    }
 }
 
 /// Whether a request may become a job, and what that is about.
-pub(super) fn admit(_engine: &mut Engine, _submission: &Submission) -> Result<Concern, Failure> {
-    Err(not_built())
+pub(super) fn admit(engine: &mut Engine, submission: &Submission) -> Result<Concern, Failure> {
+    admit::admit(engine, &submission.request)
 }
 
 /// Records what is about to happen and gives what is to run.
-pub(super) fn begin(_engine: &mut Engine, _job: JobId, _request: Request) -> Result<Work, Failure> {
-    Err(not_built())
+pub(super) fn begin(engine: &mut Engine, job: JobId, request: Request) -> Result<Work, Failure> {
+    work::begin(engine, job, request)
 }
 
 /// A job ended, of any kind.
-pub(super) fn ended(_engine: &mut Engine, _job: JobId, _outcome: &Outcome) {}
+pub(super) fn ended(engine: &mut Engine, job: JobId, outcome: &Outcome) {
+    if Some(job) == engine.recovery {
+        look_at_all(engine);
+        return;
+    }
+    let Some(machine) = engine.jobs.0.get(&job).and_then(|job| job.view.machine) else { return };
+    if let Some(error) = &outcome.error {
+        engine.machines.errors.insert(machine, error.clone());
+    }
+    // Hints that came while the job ran were its business.
+    look_at(engine, machine, Duration::ZERO);
+}
 
 /// Something happened outside.
-pub(super) fn hint(_engine: &mut Engine, hint: Hint) {
-    match hint {}
+pub(super) fn hint(engine: &mut Engine, hint: Hint) {
+    match hint {
+        Hint::Libvirt(Notice::Connected(facts)) => {
+            engine.machines.facts = Some(facts);
+            list_foreign(engine);
+            look_at_all(engine);
+        }
+        Hint::Libvirt(Notice::Lost { reason }) => {
+            engine.machines.facts = None;
+            engine.machines.lost = reason;
+            engine.machines.seen.values_mut().for_each(|seen| seen.fresh = false);
+        }
+        Hint::Libvirt(Notice::Changed(uuid)) => {
+            let machine = MachineId(uuid);
+            if engine.ledger.machines.contains_key(&machine) { look_at(engine, machine, Duration::ZERO) } else { list_foreign(engine) }
+        }
+        Hint::Ended(machine) => look_at(engine, machine, Duration::ZERO),
+        Hint::Started(machine, running) => note_running(engine, machine, *running),
+        Hint::Looked(machine, look) => looked(engine, machine, *look),
+        Hint::Foreign(found) => note_foreign(engine, found),
+    }
+    engine.publish();
+}
+
+fn look_at_all(engine: &mut Engine) {
+    let machines: Vec<_> = engine.ledger.machines.keys().copied().collect();
+    machines.into_iter().for_each(|machine| look_at(engine, machine, Duration::ZERO));
+}
+
+// One look at a machine at a time; what is hinted at meanwhile leads to one more.
+fn look_at(engine: &mut Engine, machine: MachineId, after: Duration) {
+    if engine.machines.facts.is_none() || !engine.recovered || !engine.ledger.machines.contains_key(&machine) {
+        return;
+    }
+    if let Some(again) = engine.machines.looking.get_mut(&machine) {
+        *again = true;
+        return;
+    }
+    let Some(subject) = subject(engine, machine) else { return };
+    let inbox = engine.inbox.clone();
+    let look = move || {
+        thread::sleep(after);
+        tell(&inbox, Hint::Looked(machine, Box::new(subject.look())));
+    };
+    match thread::Builder::new().name("look".into()).spawn(look) {
+        Ok(_) => drop(engine.machines.looking.insert(machine, false)),
+        Err(error) => tracing::error!("cannot look at machine {}: {error}", machine.0),
+    }
+}
+
+/// What a worker or a look needs to know; `None` without a hypervisor.
+fn subject(engine: &Engine, machine: MachineId) -> Option<Subject> {
+    let devices = claims_of(engine, machine).flat_map(|(_, claim)| &claim.devices);
+    let devices: Vec<Function> = devices.filter_map(|device| engine.inventory.devices.get(device)).cloned().collect();
+    Some(Subject {
+        host: engine.options.host.clone(),
+        libvirt: engine.machines.libvirt.clone()?,
+        uuid: machine.0,
+        devices,
+        process: engine.machines.seen.get(&machine).and_then(|seen| seen.process.clone()),
+    })
+}
+
+fn claims_of(engine: &Engine, machine: MachineId) -> impl Iterator<Item = (ClaimId, &ClaimRecord)> {
+    engine.ledger.claims.iter().filter(move |(_, claim)| claim.machine == Some(machine)).map(|(id, claim)| (*id, claim))
+}
+
+fn looked(engine: &mut Engine, machine: MachineId, look: Look) {
+    let again = engine.machines.looking.remove(&machine) == Some(true);
+    let in_hand = engine.jobs.on_machine(machine).is_some();
+    let after = match look {
+        _ if in_hand => None,
+        Look::Running(running) => {
+            adopt(engine, machine, running);
+            None
+        }
+        Look::Gone => {
+            gone(engine, machine);
+            None
+        }
+        Look::Ending { why } => note(engine, machine, true, why),
+        Look::Unknown(failure) => note(engine, machine, false, failure.message),
+    };
+    if again && !in_hand {
+        look_at(engine, machine, Duration::ZERO);
+    } else if let Some(after) = after {
+        look_at(engine, machine, after);
+    }
+}
+
+fn note(engine: &mut Engine, machine: MachineId, fresh: bool, text: String) -> Option<Duration> {
+    let seen = engine.machines.seen.entry(machine).or_default();
+    seen.fresh = fresh;
+    seen.note = text;
+    Some(LOOK_AGAIN)
+}
+
+// A domain is ours by its UUID, and by metadata that names the machine and the very claims that the ledger has.
+fn adopt(engine: &mut Engine, machine: MachineId, running: Running) {
+    let ours: BTreeMap<ClaimId, u64> = claims_of(engine, machine).map(|(id, claim)| (id, claim.epoch)).collect();
+    let theirs = Metadata::read(&running.domain.xml);
+    if theirs.as_ref().is_some_and(|theirs| theirs.machine == machine && theirs.claims == ours) {
+        note_running(engine, machine, running);
+        return;
+    }
+    let text = match theirs {
+        None => "a domain with its UUID runs that gpuward did not start".to_owned(),
+        Some(_) => "its domain runs with claims that gpuward does not have any more".to_owned(),
+    };
+    tracing::error!("machine {}: {text}", machine.0);
+    let seen = engine.machines.seen.entry(machine).or_default();
+    seen.fresh = false;
+    seen.note = text;
+}
+
+fn note_running(engine: &mut Engine, machine: MachineId, running: Running) {
+    let Running { domain, process } = running;
+    let state = if domain.paused { MachineState::Paused } else { MachineState::Running };
+    if let (Some(watch), Some(process)) = (&engine.machines.watch, &process) {
+        watch.add(machine, process);
+    }
+    let process = process.or_else(|| engine.machines.seen.get_mut(&machine)?.process.take());
+    engine.machines.seen.insert(machine, Seen { process, xml: domain.xml, fresh: true, note: String::new() });
+    // A job in hand says itself what the machine is.
+    if engine.jobs.on_machine(machine).is_none() {
+        set_state(engine, machine, state);
+    }
+}
+
+fn set_state(engine: &mut Engine, machine: MachineId, state: MachineState) {
+    if engine.ledger.machines.get(&machine).is_none_or(|record| record.state == state) {
+        return;
+    }
+    let committed = engine.commit(|ledger| {
+        if let Some(record) = ledger.machines.get_mut(&machine) {
+            record.state = state;
+            record.reason.clear();
+        }
+    });
+    if let Err(failure) = committed {
+        tracing::error!("cannot record that machine {} is {state:?}: {}", machine.0, failure.message);
+    }
+}
+
+// By all three conditions. What is left in the ledger of it is cleaned up by a job of the daemon's own.
+fn gone(engine: &mut Engine, machine: MachineId) {
+    let Some(record) = engine.ledger.machines.get(&machine) else { return };
+    let releases = |claim: &ClaimRecord| record.spec.hold == Hold::Running || claim.standing == Standing::Releasing;
+    let is_clean = is_down(record.state) && !claims_of(engine, machine).any(|(_, claim)| releases(claim));
+    if is_clean {
+        forget_process(engine, machine);
+        return;
+    }
+    if let Err(failure) = work::begin_end(engine, machine) {
+        tracing::error!("cannot clean up after machine {}: {}", machine.0, failure.message);
+    }
+}
+
+/// The process of a machine is of no interest any more.
+fn forget_process(engine: &mut Engine, machine: MachineId) {
+    engine.machines.seen.remove(&machine);
+    if let Some(watch) = &engine.machines.watch {
+        watch.remove(machine);
+    }
+}
+
+fn list_foreign(engine: &mut Engine) {
+    if let Some(again) = &mut engine.machines.listing {
+        *again = true;
+        return;
+    }
+    let Some(libvirt) = engine.machines.libvirt.clone() else { return };
+    let ours: BTreeSet<_> = engine.ledger.machines.keys().map(|machine| machine.0).collect();
+    let inbox = engine.inbox.clone();
+    let list = move || {
+        let domains = libvirt.active().map_err(|error| tracing::warn!("cannot list others' domains: {error}"));
+        let others = domains.map(|domains| domains.into_iter().filter(|domain| !ours.contains(&domain.uuid)));
+        let devices = others.map(|others| {
+            let devices = others.flat_map(|domain| {
+                let devices = hostdevs(&domain.xml).unwrap_or_default();
+                devices.into_iter().map(move |device| (device, domain.name.clone()))
+            });
+            devices.collect()
+        });
+        tell(&inbox, Hint::Foreign(devices.ok()));
+    };
+    match thread::Builder::new().name("list-domains".into()).spawn(list) {
+        Ok(_) => engine.machines.listing = Some(false),
+        Err(error) => tracing::error!("cannot list others' domains: {error}"),
+    }
+}
+
+fn note_foreign(engine: &mut Engine, found: Option<BTreeMap<PciAddress, String>>) {
+    let again = engine.machines.listing.take() == Some(true);
+    if let Some(found) = found {
+        engine.machines.foreign = found;
+    }
+    if again {
+        list_foreign(engine);
+    }
+}
+
+/// Devices that domains of others have, by the domain's name.
+pub(super) fn foreign_domains(engine: &Engine) -> BTreeMap<PciAddress, String> {
+    engine.machines.foreign.clone()
 }
 
 /// Whether a machine's domain runs.
-pub(super) fn runs(_engine: &Engine, _machine: MachineId) -> bool {
-    false
+pub(super) fn runs(engine: &Engine, machine: MachineId) -> bool {
+    engine.ledger.machines.get(&machine).is_some_and(|record| match record.state {
+        MachineState::Running | MachineState::Paused | MachineState::Stopping => true,
+        MachineState::Off | MachineState::Preparing | MachineState::Starting | MachineState::Failed | MachineState::Unknown => false,
+    })
+}
+
+/// Whether nothing of it runs.
+fn is_down(state: MachineState) -> bool {
+    match state {
+        MachineState::Off | MachineState::Failed => true,
+        MachineState::Preparing
+        | MachineState::Starting
+        | MachineState::Running
+        | MachineState::Paused
+        | MachineState::Stopping
+        | MachineState::Unknown => false,
+    }
+}
+
+/// A machine's state for a person.
+fn state_word(state: MachineState) -> &'static str {
+    match state {
+        MachineState::Off => "off",
+        MachineState::Preparing => "preparing",
+        MachineState::Starting => "starting",
+        MachineState::Running => "running",
+        MachineState::Paused => "paused",
+        MachineState::Stopping => "stopping",
+        MachineState::Failed => "failed",
+        MachineState::Unknown => "unknown",
+    }
 }
 
 /// What clients see of machines.
-pub(super) fn views(_engine: &Engine) -> BTreeMap<MachineId, MachineView> {
-    BTreeMap::new()
+pub(super) fn views(engine: &Engine) -> BTreeMap<MachineId, MachineView> {
+    engine.ledger.machines.iter().map(|(id, record)| (*id, view(engine, *id, record))).collect()
 }
 
-/// Devices that domains of others name, by the domain's name.
-pub(super) fn foreign_domains(_engine: &Engine) -> BTreeMap<vfio::PciAddress, String> {
-    BTreeMap::new()
+fn view(engine: &Engine, machine: MachineId, record: &MachineRecord) -> MachineView {
+    let seen = engine.machines.seen.get(&machine);
+    let (state, reason) = state(engine, machine, record);
+    let runs = runs(engine, machine);
+    let claims: Vec<_> = claims_of(engine, machine).collect();
+    MachineView {
+        name: record.spec.name.clone(),
+        tenant: record.tenant,
+        state,
+        reason,
+        claims: claims.iter().map(|(id, _)| *id).collect(),
+        isolation_level: claims.iter().map(|(_, claim)| claim.isolation).min().map_or("", |isolation| isolation.word()),
+        leader: seen.filter(|_| runs).and_then(|seen| seen.process.as_ref()).map_or(0, |process| process.pid),
+        guest_state: "unknown",
+        error: engine.machines.errors.get(&machine).cloned(),
+        domain_xml: seen.filter(|_| runs).map(|seen| seen.xml.clone()).unwrap_or_default(),
+        generation: 0,
+    }
+}
+
+fn state(engine: &Engine, machine: MachineId, record: &MachineRecord) -> (MachineState, String) {
+    match engine.jobs.on_machine(machine).map(|(_, job)| job.kind) {
+        // Whoever sees it off may start it: not before the job that ended it is over.
+        Some("machine-start" | "machine-stop" | "machine-kill" | "machine-end") if is_down(record.state) => {
+            return (MachineState::Stopping, record.reason.clone());
+        }
+        Some(_) => return (record.state, record.reason.clone()),
+        None if is_down(record.state) => return (record.state, record.reason.clone()),
+        None => {}
+    }
+    match engine.machines.seen.get(&machine) {
+        Some(seen) if seen.fresh && !seen.note.is_empty() => (MachineState::Stopping, seen.note.clone()),
+        Some(seen) if seen.fresh => (record.state, record.reason.clone()),
+        Some(seen) if engine.machines.facts.is_some() && !seen.note.is_empty() => (MachineState::Unknown, seen.note.clone()),
+        Some(_) | None if engine.machines.facts.is_some() => (MachineState::Unknown, "it has not been looked at yet".into()),
+        Some(_) | None => (MachineState::Unknown, format!("libvirt cannot be asked: {}", engine.machines.lost)),
+    }
 }

@@ -1,0 +1,312 @@
+//! What jobs on machines do: each begins with an entry in the ledger, and ends with one.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use vfio::{Inventory, PciAddress};
+
+use super::super::claims::{self, Claimant, Claimed};
+use super::super::jobs::{Job, Work};
+use super::super::worker::{Outcome, Worker};
+use super::super::{Engine, now};
+use super::{Hint, admit, claims_of, forget_process, subject};
+use crate::failure::{ErrorKind, Failure};
+use crate::id::{ClaimId, JobId, MachineId, TenantId};
+use crate::ledger::{ClaimRecord, Ledger, MachineRecord};
+use crate::libvirt::HostFacts;
+use crate::machine::{self, Launch, Metadata, Running, Subject};
+use crate::plan::Plan;
+use crate::request::Request;
+use crate::spec::{Hold, MachineSpec};
+use crate::view::{EventKind, JobState, JobView, MachineState, Subject as EventSubject};
+
+type Claims = BTreeMap<ClaimId, ClaimRecord>;
+
+pub(super) fn begin(engine: &mut Engine, job: JobId, request: Request) -> Result<Work, Failure> {
+    match request {
+        Request::CreateMachine { spec } => begin_creation(engine, job, *spec),
+        Request::StartMachine(machine) => begin_start(engine, job, machine),
+        Request::StopMachine(machine) => begin_stop(engine, machine),
+        Request::KillMachine(machine) => begin_kill(engine, job, machine),
+        Request::RemoveMachine(machine) => begin_removal(engine, machine),
+        Request::Apply { .. } | Request::Rescan | Request::ClearQuarantine(_) => {
+            Err(Failure::new(ErrorKind::Internal, "this is not about a machine"))
+        }
+    }
+}
+
+fn begin_creation(engine: &mut Engine, job: JobId, spec: MachineSpec) -> Result<Work, Failure> {
+    admit::admit_creation(engine, &spec)?;
+    let machine = MachineId(spec.uuid);
+    let holds = spec.hold == Hold::Defined;
+    let record = MachineRecord { spec: spec.clone(), tenant: TenantId::BUILT_IN, state: MachineState::Off, reason: String::new() };
+    engine.commit(|ledger| drop(ledger.machines.insert(machine, record)))?;
+    if !holds {
+        return Ok(Box::new(|_: &Worker| Outcome::done()));
+    }
+    let claimed = match claim(engine, job, &spec) {
+        Ok(claimed) => claimed,
+        Err(failure) => {
+            engine.commit(|ledger| drop(ledger.machines.remove(&machine)))?;
+            return Err(failure);
+        }
+    };
+    Ok(Box::new(move |worker: &Worker| match claims::take(worker, &claimed) {
+        Ok(()) => made(&claimed.claims),
+        Err(outcome) => {
+            let forgotten = worker.commit(move |ledger| drop(ledger.machines.remove(&machine)));
+            forgotten.map_or_else(Outcome::failed, |()| *outcome)
+        }
+    }))
+}
+
+fn claim(engine: &mut Engine, job: JobId, spec: &MachineSpec) -> Result<Claimed, Failure> {
+    let bundles = admit::choose(engine, spec)?;
+    let claimant = Claimant { tenant: TenantId::BUILT_IN, machine: MachineId(spec.uuid), domain: spec.uuid };
+    engine.claim(job, claimant, &bundles)
+}
+
+fn made(claims: &Claims) -> Outcome {
+    let events = claims.keys().map(|id| (EventKind::ClaimMade, EventSubject::Claim(*id), BTreeMap::new()));
+    Outcome { claims: claims.keys().copied().collect(), events: events.collect(), ..Outcome::done() }
+}
+
+fn begin_start(engine: &mut Engine, job: JobId, machine: MachineId) -> Result<Work, Failure> {
+    admit::admit_start(engine, machine)?;
+    let spec = admit::record(engine, machine)?.spec.clone();
+    let held: Claims = claims_of(engine, machine).map(|(id, claim)| (id, claim.clone())).collect();
+    let claimed = if held.is_empty() { claim(engine, job, &spec)? } else { Claimed { claims: held, plan: Plan::default() } };
+    engine.commit(|ledger| set(ledger, machine, MachineState::Preparing, ""))?;
+    engine.machines.errors.remove(&machine);
+    let (Some(subject), Some(facts)) = (subject(engine, machine), engine.machines.facts) else {
+        return Err(Failure::new(ErrorKind::HypervisorFailed, "the connection to libvirt was lost"));
+    };
+    let request = engine.jobs.0.get(&job).map(|job| job.view.request_id.clone()).unwrap_or_default();
+    let start = Start { spec, claimed, subject, facts, request };
+    Ok(Box::new(move |worker: &Worker| start.run(worker)))
+}
+
+/// A machine being started.
+struct Start {
+    spec: MachineSpec,
+    claimed: Claimed,
+    subject: Subject,
+    facts: HostFacts,
+    request: String,
+}
+
+impl Start {
+    fn machine(&self) -> MachineId {
+        MachineId(self.spec.uuid)
+    }
+
+    fn devices(&self) -> Vec<PciAddress> {
+        self.claimed.claims.values().flat_map(|claim| claim.devices.iter().copied()).collect()
+    }
+
+    fn run(mut self, worker: &Worker) -> Outcome {
+        if let Err(outcome) = claims::take(worker, &self.claimed) {
+            let reason = outcome.error.as_ref().map(|error| error.message.clone()).unwrap_or_default();
+            let machine = self.machine();
+            let recorded = worker.commit(move |ledger| set(ledger, machine, MachineState::Failed, &reason));
+            return recorded.map_or_else(Outcome::failed, |()| *outcome);
+        }
+        let launch = match self.prepare(worker) {
+            Ok(launch) => launch,
+            Err(failure) => return self.withdraw(worker, failure),
+        };
+        worker.step("starting the domain", 0.6);
+        match machine::start(&launch).and_then(|running| self.confirm(worker, running)) {
+            Ok(outcome) => outcome,
+            Err(failure) => self.clean_up(worker, failure),
+        }
+    }
+
+    // Right before libvirt gets them: with `managed='no'` it trusts our word that the devices are as they should be.
+    fn prepare(&mut self, worker: &Worker) -> Result<Launch, Failure> {
+        let machine = self.machine();
+        worker.step("looking at the devices once more", 0.5);
+        let ledger = worker.record(move |ledger| set(ledger, machine, MachineState::Starting, ""))?;
+        claims::ready(worker.host(), &ledger, &self.devices())?;
+        let inventory = Inventory::observe(worker.host(), 0);
+        self.subject.devices = self.devices().iter().filter_map(|device| inventory.devices.get(device)).cloned().collect();
+        let claims = self.claimed.claims.iter().map(|(id, claim)| (*id, claim.epoch)).collect();
+        let metadata = Metadata { machine, tenant: TenantId::BUILT_IN, claims, request: self.request.clone() };
+        if worker.is_canceled() {
+            return Err(Failure::new(ErrorKind::Canceled, "canceled before the domain was created"));
+        }
+        let guest_dir = worker.host().path(machine::GUEST_DIR.trim_start_matches('/'));
+        std::fs::create_dir_all(&guest_dir)
+            .map_err(|error| Failure::new(ErrorKind::PreflightFailed, format!("cannot make {}: {error}", guest_dir.display())))?;
+        let xml = machine::domain_xml(&self.spec, &self.subject.devices, &metadata, &self.facts)?;
+        Ok(Launch { subject: self.subject.clone(), xml, within: deadline(&self.spec) })
+    }
+
+    fn confirm(&self, worker: &Worker, running: Running) -> Result<Outcome, Failure> {
+        let machine = self.machine();
+        worker.commit(move |ledger| set(ledger, machine, MachineState::Running, ""))?;
+        super::tell(&worker.engine, Hint::Started(machine, Box::new(running)));
+        Ok(made(&self.claimed.claims).event(EventKind::MachineStarted, EventSubject::Machine(machine), BTreeMap::new()))
+    }
+
+    // No domain was created: the devices are as clean as they were.
+    fn withdraw(&self, worker: &Worker, failure: Failure) -> Outcome {
+        let given_back = match self.spec.hold {
+            Hold::Defined => Ok(()),
+            Hold::Running => self.claimed.claims.iter().try_for_each(|(id, claim)| claims::give_back(worker, *id, claim)),
+        };
+        let machine = self.machine();
+        let reason = failure.message.clone();
+        let recorded = given_back.and_then(|()| worker.commit(move |ledger| set(ledger, machine, MachineState::Failed, &reason)));
+        Outcome::failed(recorded.map_or_else(|error| failure.clone().because(error.message), |()| failure.clone()))
+    }
+
+    // A domain may run: its devices are free only when it is gone.
+    fn clean_up(&self, worker: &Worker, failure: Failure) -> Outcome {
+        let machine = self.machine();
+        worker.rolling_back("ending the domain");
+        let reason = failure.message.clone();
+        let ended = worker
+            .commit(move |ledger| set(ledger, machine, MachineState::Stopping, &reason))
+            .and_then(|()| machine::end_now(&self.subject))
+            .and_then(|()| finish(worker, (machine, self.spec.hold), MachineState::Failed, &failure.message));
+        match ended {
+            Ok(events) => Outcome { events, ..Outcome::failed(failure) },
+            Err(left) => Outcome::failed(failure.because(format!("its devices stay claimed: {}", left.message))),
+        }
+    }
+}
+
+// Creating pins the guest's whole memory, which takes about a second for each few GiB.
+fn deadline(spec: &MachineSpec) -> Duration {
+    match spec.start_deadline {
+        0 => Duration::from_secs(60 + 2 * (spec.memory >> 30)),
+        seconds => Duration::from_secs(seconds.into()),
+    }
+}
+
+fn begin_stop(engine: &mut Engine, machine: MachineId) -> Result<Work, Failure> {
+    let spec = admit::record(engine, machine)?.spec.clone();
+    let subject = subject(engine, machine).ok_or_else(without_hypervisor)?;
+    engine.commit(|ledger| set(ledger, machine, MachineState::Stopping, ""))?;
+    Ok(Box::new(move |worker: &Worker| {
+        worker.step("waiting for the guest to shut down", 0.1);
+        let stopped = machine::shut_down(&subject, Duration::from_secs(spec.stop_deadline.into()));
+        let stopped = match stopped {
+            Err(failure) if failure.kind == ErrorKind::DeadlineExceeded && spec.kill_after_deadline => {
+                worker.step(format!("killing it: {}", failure.message), 0.6);
+                machine::end_now(&subject)
+            }
+            stopped => stopped,
+        };
+        conclude(worker, machine, spec.hold, stopped)
+    }))
+}
+
+fn begin_kill(engine: &mut Engine, job: JobId, machine: MachineId) -> Result<Work, Failure> {
+    let hold = admit::record(engine, machine)?.spec.hold;
+    let subject = subject(engine, machine).ok_or_else(without_hypervisor)?;
+    // Another job on it sees it go, and finishes what it began.
+    let is_alone = !engine.jobs.live().any(|(other, view)| other != job && view.machine == Some(machine));
+    if is_alone {
+        engine.commit(|ledger| set(ledger, machine, MachineState::Stopping, ""))?;
+    }
+    Ok(Box::new(move |worker: &Worker| {
+        worker.step("killing it", 0.1);
+        match machine::end_now(&subject) {
+            Ok(()) if !is_alone => Outcome::done(),
+            ended => conclude(worker, machine, hold, ended),
+        }
+    }))
+}
+
+fn without_hypervisor() -> Failure {
+    Failure::new(ErrorKind::HypervisorFailed, "gpuwardd runs without a hypervisor")
+}
+
+fn conclude(worker: &Worker, machine: MachineId, hold: Hold, ended: Result<(), Failure>) -> Outcome {
+    match ended.and_then(|()| finish(worker, (machine, hold), MachineState::Off, "")) {
+        Ok(events) => Outcome { events, ..Outcome::done() },
+        Err(failure) => Outcome::failed(failure),
+    }
+}
+
+/// A machine is gone: its claims end, unless it holds them while it is defined.
+fn finish(worker: &Worker, (machine, hold): (MachineId, Hold), state: MachineState, reason: &str) -> Result<claims::Events, Failure> {
+    let ledger = worker.record(|_| {})?;
+    let mut events = claims::Events::new();
+    let of_machine = ledger.claims.iter().filter(|(_, claim)| claim.machine == Some(machine) && hold == Hold::Running);
+    for (id, claim) in of_machine {
+        events.extend(claims::release(worker, *id, claim)?);
+    }
+    let reason = reason.to_owned();
+    worker.commit(move |ledger| set(ledger, machine, state, &reason))?;
+    events.push((EventKind::MachineStopped, EventSubject::Machine(machine), BTreeMap::new()));
+    Ok(events)
+}
+
+fn begin_removal(engine: &mut Engine, machine: MachineId) -> Result<Work, Failure> {
+    admit::admit_removal(engine, machine)?;
+    let held: Claims = claims_of(engine, machine).map(|(id, claim)| (id, claim.clone())).collect();
+    Ok(Box::new(move |worker: &Worker| {
+        let mut events = claims::Events::new();
+        for (id, claim) in &held {
+            match claims::release(worker, *id, claim) {
+                Ok(released) => events.extend(released),
+                Err(failure) => return Outcome::failed(failure),
+            }
+        }
+        match worker.commit(move |ledger| drop(ledger.machines.remove(&machine))) {
+            Ok(()) => Outcome { events, ..Outcome::done() },
+            Err(failure) => Outcome::failed(failure),
+        }
+    }))
+}
+
+/// Starts the daemon's own job for a machine that is gone although nobody asked for that.
+///
+/// # Errors
+/// The job cannot be recorded.
+pub(super) fn begin_end(engine: &mut Engine, machine: MachineId) -> Result<(), Failure> {
+    let record = admit::record(engine, machine)?;
+    let hold = record.spec.hold;
+    let reason = match record.state {
+        MachineState::Running | MachineState::Paused => "the guest ended by itself, or its process was killed",
+        MachineState::Preparing | MachineState::Starting => "its start was cut off",
+        MachineState::Off | MachineState::Stopping | MachineState::Failed | MachineState::Unknown => "",
+    };
+    forget_process(engine, machine);
+    let job = JobId(engine.ledger.next_job);
+    engine.commit(|ledger| {
+        ledger.next_job += 1;
+        set(ledger, machine, MachineState::Stopping, reason);
+    })?;
+    let view = JobView {
+        kind: "machine-end",
+        state: JobState::Queued,
+        progress: 0.0,
+        step: String::new(),
+        devices: Vec::new(),
+        machine: Some(machine),
+        claims: Vec::new(),
+        error: None,
+        request_id: String::new(),
+        started_by_uid: 0,
+        started_at: now(),
+        cancelable: false,
+    };
+    engine.jobs.0.insert(job, Job { view, request: None, cancel: Default::default() });
+    let work = move |worker: &Worker| match finish(worker, (machine, hold), MachineState::Off, reason) {
+        Ok(events) => Outcome { events, ..Outcome::done() },
+        Err(failure) => Outcome::failed(failure),
+    };
+    engine.spawn(job, Box::new(work));
+    Ok(())
+}
+
+fn set(ledger: &mut Ledger, machine: MachineId, state: MachineState, reason: &str) {
+    if let Some(record) = ledger.machines.get_mut(&machine) {
+        record.state = state;
+        record.reason = reason.into();
+    }
+}

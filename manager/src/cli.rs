@@ -6,6 +6,7 @@ mod args;
 mod change;
 mod device;
 mod follow;
+mod holders;
 mod job;
 mod local;
 mod look;
@@ -59,8 +60,8 @@ impl Context {
 
 fn run(context: &mut Context, command: Command) -> Result<(), Stop> {
     match command {
-        Command::List(tree) => look::list(context, tree.root.as_deref()),
-        Command::Show { device, tree } => look::show(context, device, tree.root.as_deref()),
+        Command::List { tree, holders } => look::list(context, &tree, holders),
+        Command::Show { device, tree } => look::show(context, device, &tree),
         Command::Plan(command) => change::plan(context, command),
         Command::Assign { devices, force, request } => change::apply(context, Wish::Assign(force), &devices, &request),
         Command::Release { devices, request } => change::apply(context, Wish::Release, &devices, &request),

@@ -64,8 +64,15 @@ fn each_described_host_is_listed_as_its_golden_file_says() {
 }
 
 #[test]
+fn processes_that_have_a_device_open_are_listed_on_demand() {
+    let (_sim, output) = on("dgx-h100", &["list", "--holders"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    compare("list-holders-dgx-h100.txt", &stdout(&output));
+}
+
+#[test]
 fn a_device_is_shown_as_its_golden_file_says() {
-    for (host, device) in [("dgx-h100", "43:00.0"), ("crowded-group", "pci_0000_01_00_0"), ("no-iommu", "0000:01:00.0")] {
+    for (host, device) in [("dgx-h100", "52:00.0"), ("crowded-group", "pci_0000_01_00_0"), ("no-iommu", "0000:01:00.0")] {
         let (_sim, output) = on(host, &["show", device]);
         assert_eq!(output.status.code(), Some(0), "{host}: {}", stderr(&output));
         compare(&format!("show-{host}.txt"), &stdout(&output));

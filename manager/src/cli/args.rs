@@ -27,7 +27,13 @@ pub(super) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Lists devices, one a line
-    List(Tree),
+    List {
+        #[command(flatten)]
+        tree: Tree,
+        /// Also look which processes have them open; takes longer
+        #[arg(long)]
+        holders: bool,
+    },
     /// Shows everything about a device
     Show {
         /// Address (0000:41:00.0 or 41:00.0) or libvirt's name (pci_0000_41_00_0)

@@ -3,10 +3,11 @@
 mod told;
 
 use serde::Serialize;
-use vfio::{Function, Inventory, Kind, Sriov, VgpuInterface};
+use vfio::{Function, Inventory, Kind, PciAddress, Sriov, VgpuInterface};
 
 pub(super) use told::tenant;
 
+use super::holders::{ByDevice, Holder};
 use super::output::size;
 
 /// A device. `None` and empty: not known, or not there.
@@ -43,6 +44,8 @@ pub(super) struct Device {
     pub vgpu: Option<&'static str>,
     pub boot_display: Option<bool>,
     pub unreadable: Vec<String>,
+    /// Who has it open; `None` where nobody looked.
+    pub holders: Option<Vec<Holder>>,
 }
 
 /// A region of a device.
@@ -106,10 +109,18 @@ impl Device {
         name.trim().to_owned()
     }
 
-    /// Who has it: a tenant's machine, else why it is where it is, else its driver.
+    /// Who has it: a tenant's machine, else why it is where it is, else its driver; and the processes that have it open.
     pub(super) fn holder(&self) -> String {
         let holder = [&self.held_by, &self.reason, &self.driver].into_iter().flatten().find(|text| !text.is_empty());
-        holder.cloned().unwrap_or_default()
+        let holder = holder.map(String::as_str).unwrap_or_default();
+        let processes: Vec<_> = self.holders.iter().flatten().map(Holder::name).collect();
+        if processes.is_empty() { holder.into() } else { format!("{holder} ({})", processes.join(", ")).trim_start().to_owned() }
+    }
+
+    /// Takes its own of the holders that were found.
+    pub(super) fn take_holders(&mut self, found: &ByDevice) {
+        let own = self.address.parse().ok().and_then(|address: PciAddress| found.get(&address));
+        self.holders = Some(own.cloned().unwrap_or_default());
     }
 
     /// Its regions, for a person.
@@ -130,7 +141,7 @@ fn class_of(kind: Kind) -> &'static str {
     }
 }
 
-fn addresses(devices: &[vfio::PciAddress]) -> Vec<String> {
+fn addresses(devices: &[PciAddress]) -> Vec<String> {
     devices.iter().map(ToString::to_string).collect()
 }
 

@@ -6,10 +6,12 @@ use std::path::Path;
 use serde::Serialize;
 use vfio::{Host, Inventory, PciAddress};
 
+use super::args::Tree;
 use super::device::Device;
+use super::holders::{self, ByDevice};
 use super::output::{Output, details};
 use super::{Context, Stop};
-use crate::client::{DeviceProxy, ManagerProxy, Options, Record};
+use crate::client::ManagerProxy;
 use crate::failure::{ErrorKind, Failure};
 
 /// What `list --json` prints.
@@ -20,15 +22,18 @@ struct Listing {
 }
 
 /// `gpuward list`
-pub(super) fn list(context: &mut Context, root: Option<&Path>) -> Result<(), Stop> {
-    let listing = match root {
-        Some(root) => {
-            let inventory = captured(root)?;
-            let devices = inventory.devices.values().map(|function| Device::observed(&inventory, function)).collect();
-            Listing { devices, unreadable: inventory.unreadable }
-        }
+pub(super) fn list(context: &mut Context, tree: &Tree, with_holders: bool) -> Result<(), Stop> {
+    let mut listing = match &tree.root {
+        Some(root) => listed(root)?,
         None => Listing { devices: Device::told(&context.client()?.objects()?), unreadable: Vec::new() },
     };
+    if with_holders {
+        let holders = match &tree.root {
+            Some(root) => of_tree(root)?,
+            None => ask_holders(context, &listing.devices)?,
+        };
+        listing.devices.iter_mut().for_each(|device| device.take_holders(&holders));
+    }
     if context.output.is_json() {
         return Ok(context.output.json(&listing)?);
     }
@@ -36,6 +41,22 @@ pub(super) fn list(context: &mut Context, root: Option<&Path>) -> Result<(), Sto
         super::warn(line);
     }
     Ok(table(&mut context.output, &listing.devices)?)
+}
+
+fn listed(root: &Path) -> Result<Listing, Stop> {
+    let inventory = captured(root)?;
+    let devices = inventory.devices.values().map(|function| Device::observed(&inventory, function)).collect();
+    Ok(Listing { devices, unreadable: inventory.unreadable })
+}
+
+fn of_tree(root: &Path) -> Result<ByDevice, Stop> {
+    Ok(holders::of_tree(&Host::captured(root), &captured(root)?))
+}
+
+fn ask_holders(context: &mut Context, devices: &[Device]) -> Result<ByDevice, Stop> {
+    let client = context.client()?;
+    let devices: Vec<_> = devices.iter().filter_map(|device| device.address.parse().ok()).collect();
+    Ok(client.wait(holders::ask(client.bus(), &devices))?)
 }
 
 fn table(output: &mut Output, devices: &[Device]) -> io::Result<()> {
@@ -54,49 +75,26 @@ fn table(output: &mut Output, devices: &[Device]) -> io::Result<()> {
 }
 
 /// `gpuward show DEVICE`
-pub(super) fn show(context: &mut Context, address: PciAddress, root: Option<&Path>) -> Result<(), Stop> {
-    let (device, holders) = match root {
-        Some(root) => (find(&captured(root)?, address)?, Vec::new()),
+pub(super) fn show(context: &mut Context, address: PciAddress, tree: &Tree) -> Result<(), Stop> {
+    let (mut device, holders) = match &tree.root {
+        Some(root) => (find(&captured(root)?, address)?, of_tree(root)?),
         None => ask(context, address)?,
     };
+    device.take_holders(&holders);
     if context.output.is_json() {
-        let shown = Shown { device: &device, holders: &holders };
-        return Ok(context.output.json(&shown)?);
+        return Ok(context.output.json(&device)?);
     }
-    Ok(context.output.line(describe(&device, &holders))?)
+    Ok(context.output.line(describe(&device))?)
 }
 
-/// What `show --json` prints: the device, and who has it open.
-#[derive(Debug, Serialize)]
-struct Shown<'a> {
-    #[serde(flatten)]
-    device: &'a Device,
-    holders: &'a [Holder],
-}
-
-/// A process that has a device open.
-#[derive(Debug, Serialize)]
-struct Holder {
-    pid: u64,
-    command: String,
-    unit: Option<String>,
-}
-
-fn ask(context: &mut Context, address: PciAddress) -> Result<(Device, Vec<Holder>), Stop> {
+fn ask(context: &mut Context, address: PciAddress) -> Result<(Device, ByDevice), Stop> {
     let client = context.client()?;
     let (path, holders) = client.wait(async {
         let path = ManagerProxy::new(client.bus()).await?.get_device(&address.to_string()).await?;
-        let device = DeviceProxy::builder(client.bus()).path(path.clone()).build().await?;
-        Ok((path, device.list_holders(Options::new()).await?))
+        Ok((path, holders::ask(client.bus(), &[address]).await?))
     })?;
     let device = Device::told_at(&client.objects()?, path.as_str()).ok_or_else(|| absent(address))?;
-    Ok((device, holders.into_iter().map(|holder| holder_of(&Record(holder))).collect()))
-}
-
-fn holder_of(record: &Record) -> Holder {
-    let unit = Some(record.text("unit").to_owned()).filter(|unit| !unit.is_empty());
-    let pid = record.number("pid").and_then(|pid| u64::try_from(pid).ok()).unwrap_or(0);
-    Holder { pid, command: record.text("command").into(), unit }
+    Ok((device, holders))
 }
 
 fn captured(root: &Path) -> Result<Inventory, Stop> {
@@ -116,11 +114,11 @@ fn absent(address: PciAddress) -> Stop {
     Stop::Failed(Box::new(failure.remedy("`gpuward list` names those there are")))
 }
 
-fn describe(device: &Device, holders: &[Holder]) -> String {
+fn describe(device: &Device) -> String {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    let holders = holders.iter().map(|holder| match &holder.unit {
-        Some(unit) => format!("{}[{}], unit {unit}", holder.command, holder.pid),
-        None => format!("{}[{}]", holder.command, holder.pid),
+    let holders = device.holders.iter().flatten().map(|holder| match &holder.unit {
+        Some(unit) => format!("{}, unit {unit}", holder.name()),
+        None => holder.name(),
     });
     let lines = [
         ("class", device.class.clone()),

@@ -2,8 +2,11 @@
 
 mod told;
 
+use std::borrow::Borrow;
+use std::fmt::Display;
+
 use serde::Serialize;
-use vfio::{Function, Inventory, Kind, PciAddress, Sriov, VgpuInterface};
+use vfio::{AcsCapability, Function, Inventory, Kind, PciAddress, PortAcs, Sriov, VgpuInterface};
 
 pub(super) use told::tenant;
 
@@ -27,6 +30,8 @@ pub(super) struct Device {
     pub viable: Option<bool>,
     pub why_not_viable: Option<String>,
     pub group_members: Vec<String>,
+    /// What ports above the group lack, so that the kernel cannot divide it.
+    pub acs: Vec<String>,
     pub bundle: Vec<String>,
     #[serde(rename = "use")]
     pub use_: Option<String>,
@@ -81,6 +86,7 @@ impl Device {
             viable: function.group.map(|_| not_viable.is_none()),
             why_not_viable: not_viable.map(|why| why.to_string()),
             group_members: members.map(|group| group.members.iter().map(|member| member.address.to_string()).collect()).unwrap_or_default(),
+            acs: members.map(|group| group.acs.iter().map(lack).collect()).unwrap_or_default(),
             bundle: inventory.bundle(function.address).map(|bundle| addresses(&bundle.devices)).unwrap_or_default(),
             state: (!function.is_on_vfio()).then(|| "host".into()),
             reset_methods: function.reset_methods.clone(),
@@ -138,6 +144,24 @@ fn class_of(kind: Kind) -> &'static str {
         Kind::Companion => "companion",
         Kind::Bridge => "bridge",
         Kind::Other => "other",
+    }
+}
+
+fn lack(port: &PortAcs) -> String {
+    let capability = match port.capability {
+        AcsCapability::Present => "present",
+        AcsCapability::Absent => "absent",
+        AcsCapability::Unreadable => "unreadable",
+    };
+    lack_of(&port.port, capability, &port.missing)
+}
+
+/// A port and what it lacks of access control services; `capability` as on the bus.
+fn lack_of(port: &impl Display, capability: &str, missing: &[impl Borrow<str>]) -> String {
+    match capability {
+        "absent" => format!("{port} has no access control services"),
+        "unreadable" => format!("{port} may lack access control services: only root can read its configuration space"),
+        _ => format!("{port} lacks {}", missing.join(" and ")),
     }
 }
 

@@ -133,6 +133,7 @@ fn describe(device: &Device) -> String {
         ("node", device.numa_node.map(|node| node.to_string()).unwrap_or_default()),
         ("group", group(device)),
         ("members", device.group_members.join(" ")),
+        ("undivided by", device.acs.join("\n")),
         ("resets by", device.reset_methods.join(" ")),
         ("regions", device.regions()),
         ("link", text(&device.link)),

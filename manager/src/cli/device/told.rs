@@ -3,7 +3,7 @@
 use crate::cli::names::{device_of_path, number_of_path, subject_of_path};
 use crate::client::{Objects, Record};
 
-use super::{Bar, Device, VirtualFunctions};
+use super::{Bar, Device, VirtualFunctions, lack_of};
 
 impl Device {
     /// Every device that the service tells of, by address.
@@ -34,6 +34,7 @@ impl Device {
             viable: group.map(|group| group.flag("Viable")),
             why_not_viable: group.and_then(|group| some(group, "WhyNot")),
             group_members: group.map(|group| devices(group, "Members")).unwrap_or_default(),
+            acs: group.map(|group| group.records("Acs").iter().map(lack).collect()).unwrap_or_default(),
             bundle: devices(device, "Bundle"),
             use_: some(device, "Use"),
             state: some(device, "State"),
@@ -56,6 +57,10 @@ fn some(record: &Record, key: &str) -> Option<String> {
 
 fn devices(record: &Record, key: &str) -> Vec<String> {
     record.texts(key).into_iter().map(|path| device_of_path(&path).map_or(path, |address| address.to_string())).collect()
+}
+
+fn lack(port: &Record) -> String {
+    lack_of(&subject_of_path(port.text("port")), port.text("capability"), &port.texts("missing"))
 }
 
 fn bar(record: &Record) -> Option<Bar> {

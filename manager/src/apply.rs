@@ -100,7 +100,7 @@ impl Run<'_> {
         thread::scope(|scope| {
             let running: Vec<_> = changes.iter().map(|change| scope.spawn(|| self.one(change, log))).collect();
             let ended: Vec<_> = running.into_iter().map(|thread| thread.join()).collect();
-            ended.into_iter().map(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+            ended.into_iter().try_for_each(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })
     }
 

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use vfio::{Deadlines, Host, Inventory, PciAddress};
@@ -66,6 +67,9 @@ pub enum StartFailed {
 /// Where updates go: called from the engine's thread, so it must not block.
 pub type Publish = Box<dyn FnMut(Update) + Send>;
 
+/// How long the engine waits for jobs to undo what they did when it is to end.
+const WIND_UP: Duration = Duration::from_secs(10);
+
 /// What reaches the engine's thread.
 pub enum Message {
     /// Somebody asks.
@@ -122,8 +126,8 @@ impl EngineHandle {
         self.send(Message::Reload);
     }
 
-    /// Ends the engine between two messages and waits for it. Jobs in hand are left as a crash would leave them: the next start
-    /// mends them.
+    /// Ends the engine and waits for it. Jobs on devices are canceled and undone, as far as that takes 10 s; other jobs in hand are
+    /// left as a crash would leave them: the next start mends them.
     pub fn stop(&self) {
         self.send(Message::Stop);
         let thread = self.thread.lock().ok().and_then(|mut thread| thread.take());
@@ -149,6 +153,7 @@ pub struct Engine {
     ledger_fault: Option<String>,
     recovery: Option<JobId>,
     recovered: bool,
+    stopping: bool,
     /// Devices that were in the pool before this boot.
     to_restore: BTreeSet<PciAddress>,
     ledger: Ledger,
@@ -186,6 +191,7 @@ impl Engine {
             ledger_fault,
             recovery: None,
             recovered: false,
+            stopping: false,
             to_restore: BTreeSet::new(),
             ledger,
             inventory: Arc::default(),
@@ -205,12 +211,26 @@ impl Engine {
         self.publish();
         self.begin_recovery();
         while let Ok(message) = messages.recv() {
-            match message {
-                Message::Stop => break,
-                message => self.handle(message),
+            if matches!(message, Message::Stop) {
+                break;
+            }
+            self.handle(message);
+        }
+        self.wind_up(messages);
+        tracing::debug!(lock = ?self.lock, "the engine ends");
+    }
+
+    // Jobs on devices undo what they did. Machines' jobs wait for libvirt, maybe for minutes: they are left to the next start.
+    fn wind_up(&mut self, messages: &Receiver<Message>) {
+        self.stopping = true;
+        self.cancel_device_jobs();
+        let until = Instant::now() + WIND_UP;
+        while self.jobs.of_devices() > 0 {
+            match messages.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(message) => self.handle(message),
+                Err(_) => break,
             }
         }
-        tracing::debug!(lock = ?self.lock, "the engine ends");
     }
 
     fn handle(&mut self, message: Message) {

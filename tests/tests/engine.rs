@@ -312,3 +312,21 @@ fn a_uid_may_have_sixteen_jobs_that_are_not_over() {
     }
     daemon.until(|view| view.jobs.len() == 3);
 }
+
+#[test]
+fn a_daemon_that_is_stopped_undoes_what_is_half_done() {
+    let (managed, daemon) = dgx();
+    let before = managed.sim.snapshot();
+    managed.sim.kernel.hang_at(1);
+    let job = daemon.submit(Request::Apply { goals: vec![assign(gpu())], plan_digest: None }).unwrap();
+    let kernel = managed.sim.kernel.clone();
+    let driver = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        kernel.let_go();
+    });
+    daemon.engine().stop();
+    driver.join().unwrap();
+    assert_eq!(daemon.finish(job).state, JobState::Canceled);
+    assert!(managed.sim.snapshot() == before);
+    assert!(managed.ledger().unwrap().devices.is_empty());
+}

@@ -356,3 +356,43 @@ fn stuck_only(error: StoreError) -> Result<(), StoreError> {
         StoreError::Refused { .. } => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rebind() -> Change {
+        let from = Binding { driver: Some("nvidia".into()), driver_override: None };
+        Change::Binding { device: "0000:41:00.0".parse().unwrap(), from, to: Binding::overridden("vfio-pci") }
+    }
+
+    #[test]
+    fn swapped_twice_it_is_itself() {
+        assert_ne!(rebind().swapped(), rebind());
+        assert_eq!(rebind().swapped().swapped(), rebind());
+    }
+
+    #[test]
+    fn a_person_reads_the_driver_and_only_a_strange_override() {
+        assert_eq!((rebind().from(), rebind().to()), ("nvidia".into(), "vfio-pci".into()));
+        let none = Binding { driver: None, driver_override: Some("none".into()) };
+        assert_eq!(text(&none), "no driver (override none)");
+        assert_eq!(text(&Binding::default()), "no driver");
+    }
+
+    #[test]
+    fn only_what_runs_driver_code_gets_a_long_deadline() {
+        let deadlines = Deadlines::default();
+        assert_eq!(deadlines.of(Path::new("sys/bus/pci/drivers/vfio-pci/bind")), deadlines.bind);
+        assert_eq!(deadlines.of(Path::new("sys/bus/pci/drivers_probe")), deadlines.bind);
+        assert_eq!(deadlines.of(&attribute("0000:41:00.0".parse().unwrap(), "driver/unbind")), deadlines.unbind);
+        assert_eq!(deadlines.of(&attribute("0000:41:00.0".parse().unwrap(), "driver_override")), deadlines.other);
+    }
+
+    #[test]
+    fn a_function_that_is_not_there_is_gone_not_unreadable() {
+        let root = std::env::temp_dir().join("gpuward-no-such-root");
+        let error = rebind().make(&Host::captured(root), &Deadlines::default()).unwrap_err();
+        assert!(matches!(error, ChangeError::Gone { .. }), "{error}");
+    }
+}

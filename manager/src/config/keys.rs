@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::path::Path;
 
-use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::Fault;
@@ -63,25 +62,21 @@ impl<'a> Keys<'a> {
         if self.path.is_empty() { key.into() } else { format!("{}.{key}", self.path) }
     }
 
-    fn take(&mut self, key: &str) -> Option<At<DeValue<'a>>> {
+    fn take_as<T>(&mut self, key: &str, wanted: &str, read: impl FnOnce(DeValue<'a>) -> Option<T>) -> Option<At<T>> {
         let value = self.table.remove(key)?;
-        Some(At { path: self.path_of(key), span: value.span(), value: value.into_inner() })
-    }
-
-    fn wrong(&self, at: &At<DeValue<'a>>, wanted: &str) {
-        self.source.fault(at.span.clone(), format!("{} is to be {wanted}", at.path));
+        let (path, span) = (self.path_of(key), value.span());
+        match read(value.into_inner()) {
+            Some(value) => Some(At { value, path, span }),
+            None => {
+                self.source.fault(span, format!("{path} is to be {wanted}"));
+                None
+            }
+        }
     }
 
     /// A string.
     pub(super) fn string(&mut self, key: &str) -> Option<At<String>> {
-        let at = self.take(key)?;
-        match &at.value {
-            DeValue::String(text) => Some(At { value: text.to_string(), path: at.path, span: at.span }),
-            _ => {
-                self.wrong(&at, "a string");
-                None
-            }
-        }
+        self.take_as(key, "a string", text)
     }
 
     /// A string that `parse` understands; `wanted` says what it is to be.
@@ -96,59 +91,40 @@ impl<'a> Keys<'a> {
 
     /// An integer from 1.
     pub(super) fn count(&mut self, key: &str) -> Option<At<usize>> {
-        let at = self.take(key)?;
-        let number = match &at.value {
-            DeValue::Integer(number) => usize::from_str_radix(number.as_str(), number.radix()).ok().filter(|number| *number > 0),
-            _ => None,
-        };
-        if number.is_none() {
-            self.wrong(&at, "an integer of at least 1");
-        }
-        number.map(|value| At { value, path: at.path, span: at.span })
+        self.take_as(key, "an integer of at least 1", |value| {
+            let DeValue::Integer(number) = value else { return None };
+            usize::from_str_radix(number.as_str(), number.radix()).ok().filter(|number| *number > 0)
+        })
     }
 
     /// An array of strings.
     pub(super) fn strings(&mut self, key: &str) -> Option<Vec<String>> {
-        let at = self.take(key)?;
-        let text = |item: &Spanned<DeValue<'a>>| match item.get_ref() {
-            DeValue::String(text) => Some(text.to_string()),
-            _ => None,
-        };
-        let strings = match &at.value {
-            DeValue::Array(items) => items.iter().map(text).collect::<Option<Vec<_>>>(),
-            _ => None,
-        };
-        if strings.is_none() {
-            self.wrong(&at, "an array of strings");
-        }
-        strings
+        let strings = self.take_as(key, "an array of strings", |value| {
+            let DeValue::Array(items) = value else { return None };
+            items.into_iter().map(|item| text(item.into_inner())).collect()
+        });
+        strings.map(|at| at.value)
     }
 
     /// A table.
     pub(super) fn table(&mut self, key: &str) -> Option<Keys<'a>> {
-        let at = self.take(key)?;
-        match at.value {
-            DeValue::Table(table) => Some(Keys { source: self.source, path: at.path, span: at.span, table }),
-            _ => {
-                self.wrong(&at, "a table");
-                None
-            }
-        }
+        let at = self.take_as(key, "a table", table)?;
+        Some(Keys { source: self.source, path: at.path, span: at.span, table: at.value })
     }
 
     /// An array of tables.
     pub(super) fn tables(&mut self, key: &str) -> Vec<Keys<'a>> {
-        let Some(at) = self.take(key) else { return Vec::new() };
-        let DeValue::Array(items) = at.value else {
-            self.wrong(&at, "an array of tables");
-            return Vec::new();
-        };
+        let items = self.take_as(key, "an array of tables", |value| {
+            let DeValue::Array(items) = value else { return None };
+            Some(items)
+        });
+        let Some(At { value: items, path, .. }) = items else { return Vec::new() };
         let mut tables = Vec::new();
         for (index, item) in items.into_iter().enumerate() {
-            let (path, span) = (format!("{}[{index}]", at.path), item.span());
-            match item.into_inner() {
-                DeValue::Table(table) => tables.push(Keys { source: self.source, path, span, table }),
-                _ => self.source.fault(span, format!("{path} is to be a table")),
+            let (path, span) = (format!("{path}[{index}]"), item.span());
+            match table(item.into_inner()) {
+                Some(table) => tables.push(Keys { source: self.source, path, span, table }),
+                None => self.source.fault(span, format!("{path} is to be a table")),
             }
         }
         tables
@@ -166,4 +142,14 @@ impl<'a> Keys<'a> {
             self.source.fault(key.span(), format!("{} is not known", self.path_of(key.get_ref())));
         }
     }
+}
+
+fn text(value: DeValue<'_>) -> Option<String> {
+    let DeValue::String(text) = value else { return None };
+    Some(text.into_owned())
+}
+
+fn table(value: DeValue<'_>) -> Option<DeTable<'_>> {
+    let DeValue::Table(table) = value else { return None };
+    Some(table)
 }

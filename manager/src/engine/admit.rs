@@ -46,6 +46,9 @@ impl Engine {
     }
 
     fn takes_changes(&self) -> Result<(), Failure> {
+        if self.stopping {
+            return Err(Failure::new(ErrorKind::HostNotReady, "gpuwardd stops").remedy("try again when it has started"));
+        }
         match self.host_state() {
             HostState::Ready => Ok(()),
             HostState::Recovering => {
@@ -148,14 +151,11 @@ impl Engine {
 
 // Debug prints every field of a request; a digest kept over an upgrade that changed them means Conflict, never a wrong job.
 fn digest(request: &Request) -> String {
-    let text = match request {
-        // A caller that names no UUID gets a new one each time it asks: it is not part of what was asked.
-        Request::CreateMachine { spec } => {
-            let mut spec = spec.clone();
-            spec.uuid = uuid::Uuid::nil();
-            format!("{spec:?}")
-        }
-        request => format!("{request:?}"),
-    };
+    let mut request = request.clone();
+    // A caller that names no UUID gets a new one each time it asks: it is not part of what was asked.
+    if let Request::CreateMachine { spec } = &mut request {
+        spec.uuid = uuid::Uuid::nil();
+    }
+    let text = format!("{request:?}");
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }

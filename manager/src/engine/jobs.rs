@@ -57,7 +57,8 @@ impl Jobs {
         self.live().find(|(_, view)| view.machine == Some(machine))
     }
 
-    fn running_of_kernel(&self) -> usize {
+    /// How many jobs that are not machines' run.
+    pub(super) fn of_devices(&self) -> usize {
         self.live().filter(|(_, view)| view.state != JobState::Queued && view.machine.is_none()).count()
     }
 
@@ -72,10 +73,13 @@ impl Jobs {
 impl Engine {
     /// Starts queued jobs as long as there is room. Machines' jobs mostly wait for libvirt and take no room.
     pub(super) fn dispatch(&mut self) {
+        if self.stopping {
+            return;
+        }
         let queued: Vec<_> = self.jobs.live().filter(|(_, view)| view.state == JobState::Queued).map(|(id, _)| id).collect();
         for id in queued {
             let of_machine = self.jobs.0.get(&id).is_some_and(|job| job.view.machine.is_some());
-            if of_machine || self.jobs.running_of_kernel() < self.config.limits.parallel_bundles {
+            if of_machine || self.jobs.of_devices() < self.config.limits.parallel_bundles {
                 self.begin(id);
             }
         }
@@ -160,6 +164,11 @@ impl Engine {
         self.publisher.ended(id);
         self.publish();
         self.dispatch();
+    }
+
+    pub(super) fn cancel_device_jobs(&self) {
+        let jobs = self.jobs.0.values().filter(|job| job.view.cancelable && job.view.machine.is_none());
+        jobs.for_each(|job| job.cancel.store(true, Ordering::Relaxed));
     }
 
     /// Stops a job before its next change; a queued one at once.

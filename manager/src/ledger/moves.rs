@@ -113,3 +113,60 @@ fn rekey<T>(records: &mut BTreeMap<PciAddress, T>, now: impl Fn(PciAddress) -> P
     records.extend(stay);
     records.extend(moved.into_iter().map(|(address, record)| (now(address), record)));
 }
+
+#[cfg(test)]
+mod tests {
+    use vfio::Kind;
+
+    use super::*;
+    use crate::plan::tests::{at, function};
+
+    fn inventory(functions: &[(&str, &str)]) -> Inventory {
+        let made = functions.iter().map(|(address, slot)| {
+            let mut function = function(address, Kind::Gpu);
+            function.identity.slot = (*slot).into();
+            (function.address, function)
+        });
+        Inventory { devices: made.collect(), ..Inventory::default() }
+    }
+
+    fn taken(inventory: &Inventory) -> Ledger {
+        let mut ledger = Ledger::default();
+        let devices = inventory.devices.keys().copied().collect();
+        ledger.begin_moves(&[Move { to: Side::Pool, devices }], inventory);
+        ledger
+    }
+
+    fn slots(ledger: &Ledger) -> Vec<(String, &str)> {
+        ledger.devices.iter().map(|(address, record)| (address.to_string(), record.identity.slot.as_str())).collect()
+    }
+
+    #[test]
+    fn p26_records_follow_their_devices_when_cards_renumber() {
+        let mut ledger = taken(&inventory(&[("0000:41:00.0", "a"), ("0000:42:00.0", "b")]));
+        ledger.quarantine(&[at("0000:42:00.0")], "reset failed", (0, false));
+        ledger.follow(&inventory(&[("0000:42:00.0", "a"), ("0000:43:00.0", "b"), ("0000:41:00.0", "new")]));
+        assert_eq!(slots(&ledger), [("0000:42:00.0".into(), "a"), ("0000:43:00.0".into(), "b")]);
+        assert_eq!(ledger.quarantines.keys().copied().collect::<Vec<_>>(), [at("0000:43:00.0")]);
+    }
+
+    #[test]
+    fn a_device_that_is_gone_keeps_its_record_until_it_is_back() {
+        let both = inventory(&[("0000:41:00.0", "a"), ("0000:42:00.0", "b")]);
+        let mut ledger = taken(&both);
+        ledger.follow(&inventory(&[("0000:41:00.0", "a")]));
+        assert_eq!(ledger.devices.len(), 2);
+        ledger.follow(&inventory(&[("0000:41:00.0", "a"), ("0000:50:00.0", "b")]));
+        assert_eq!(slots(&ledger), [("0000:41:00.0".into(), "a"), ("0000:50:00.0".into(), "b")]);
+    }
+
+    #[test]
+    fn what_a_device_had_before_is_recorded_once() {
+        let host = inventory(&[("0000:41:00.0", "a")]);
+        let mut ledger = taken(&host);
+        let mut moved = host.clone();
+        moved.devices.get_mut(&at("0000:41:00.0")).unwrap().driver = Some("vfio-pci".into());
+        ledger.begin_moves(&[Move { to: Side::Pool, devices: vec![at("0000:41:00.0")] }], &moved);
+        assert_eq!(ledger.devices[&at("0000:41:00.0")].original.binding.driver.as_deref(), Some("nvidia"));
+    }
+}

@@ -143,3 +143,26 @@ fn write_over(path: &Path, text: &[u8]) -> io::Result<()> {
     file.persist(path)?;
     File::open(folder)?.sync_all()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ledger_is_read_as_it_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(load(folder.path()).unwrap(), Ledger::default(), "none yet");
+        let ledger = Ledger { next_job: 17, next_epoch: 4, ..Ledger::default() };
+        save(folder.path(), &ledger).unwrap();
+        assert_eq!(load(folder.path()).unwrap(), ledger);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_told_with_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("file"), "").unwrap();
+        let error = save(&folder.path().join("file"), &Ledger::default()).unwrap_err();
+        assert!(error.to_string().starts_with("cannot replace ") && error.to_string().ends_with("ledger.json"), "{error}");
+    }
+}

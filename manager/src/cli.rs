@@ -69,6 +69,7 @@ fn run(context: &mut Context, command: Command) -> Result<(), Stop> {
         Command::Job(command) => job::run(context, command),
         Command::Monitor => monitor::run(context),
         Command::Config(ConfigCommand::Check { file }) => local::check_config(context, &file),
+        Command::Capture { dir, root } => local::capture(context, &dir, &root),
         Command::Completions { shell } => local::completions(context, shell),
         Command::Man { dir } => local::manual(&dir),
         Command::LibvirtHook(call) => Err(Stop::Wrong(format!("libvirt calls {} by itself", call.operation))),

@@ -2,7 +2,7 @@
 //!
 //! What it prints for each described host lies in `golden/cli`; `UPDATE_GOLDEN=1` writes it anew.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -164,6 +164,51 @@ fn completions_and_manual_pages_come_from_the_same_definitions() {
     let made = gpuward(&["man", dir.path().to_str().expect("UTF-8")]);
     assert_eq!(made.status.code(), Some(0), "{}", stderr(&made));
     let page = fs::read_to_string(dir.path().join("gpuward-list.1")).expect("there");
-    assert!(page.contains("captured tree"), "{page}");
+    assert!(page.contains("such as a captured one"), "{page}");
     assert!(dir.path().join("gpuward.1").exists());
+}
+
+#[test]
+fn a_capture_reads_like_the_host_it_is_of_without_its_serial_numbers() {
+    for host in tests::simhost::names() {
+        let sim = SimHost::build(host).expect("described");
+        let root = sim.root().to_str().expect("UTF-8");
+        let dir = tempfile::tempdir().expect("made");
+        let tree = dir.path().join("tree");
+        let tree = tree.to_str().expect("UTF-8");
+        let captured = gpuward(&["capture", tree, "--root", root]);
+        assert_eq!(captured.status.code(), Some(0), "{}", stderr(&captured));
+        assert_eq!(stderr(&captured), "");
+
+        let mut theirs = vfio::Inventory::observe(&sim.host(), 0);
+        let ours = vfio::Inventory::observe(&vfio::Host::captured(tree), 0);
+        theirs.devices.values_mut().for_each(|device| device.identity.serial = None);
+        assert_eq!(ours, theirs, "{host}");
+
+        let again = gpuward(&["capture", tree, "--root", root]);
+        assert_eq!(again.status.code(), Some(1));
+        assert!(stderr(&again).contains("File exists"), "{}", stderr(&again));
+    }
+}
+
+#[test]
+fn the_hook_lets_a_domain_without_devices_start_and_refuses_one_with_a_device_of_the_pool() {
+    let dir = tempfile::tempdir().expect("made");
+    let owned = dir.path().join("owned.json");
+    fs::write(&owned, r#"{"0000:41:00.0": "00000000-0000-0000-0000-000000000000"}"#).expect("written");
+    let hostdev =
+        "<hostdev mode='subsystem' type='pci'><source><address domain='0x0000' bus='0x41' slot='0x00' function='0x0'/></source></hostdev>";
+    for (devices, status) in [("", 0), (hostdev, 1)] {
+        let mut hook = Command::new(program())
+            .args(["libvirt-hook", "guest", "prepare", "begin", "-", "--owned"])
+            .arg(&owned)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("runs");
+        let xml = format!("<domain><uuid>4dea22b3-1d52-d8f3-2516-782e98ab3fa0</uuid><devices>{devices}</devices></domain>");
+        hook.stdin.take().expect("piped").write_all(xml.as_bytes()).expect("read");
+        let ended = hook.wait_with_output().expect("ends");
+        assert_eq!(ended.status.code(), Some(status), "{}", stderr(&ended));
+    }
 }

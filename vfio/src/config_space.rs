@@ -77,6 +77,13 @@ impl ConfigSpace {
         (serial != 0 && serial != u64::MAX).then_some(serial)
     }
 
+    /// The bytes, without the Device Serial Number.
+    pub(crate) fn without_serial(mut self) -> Vec<u8> {
+        let serial = self.extended(EXT_SERIAL).and_then(|at| self.0.get_mut(at + 4..at + 12));
+        serial.into_iter().for_each(|bytes| bytes.fill(0));
+        self.0
+    }
+
     /// What kind of port it is.
     pub(crate) fn port(&self) -> Port {
         match self.capability(CAP_EXPRESS).and_then(|at| self.u16(at + 2)).map(|flags| (flags >> 4) & 0xf) {

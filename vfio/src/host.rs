@@ -3,11 +3,12 @@
 //! Reads name the attribute wanted and never walk a directory's files: reading a file of a driver can act (AMD's `gim` resets the
 //! GPU when its `reset_gpu` is read). A missing file is `None`; every other failure is an error with the path in it.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// What answers stores into kernel attributes: the Linux of this host, or a simulated kernel.
@@ -93,7 +94,11 @@ impl Kernel for ReadOnly {
 pub struct Host {
     root: PathBuf,
     kernel: Arc<dyn Kernel>,
+    asked: Option<Asked>,
 }
+
+/// Every path that was asked for, below the root.
+pub(crate) type Asked = Arc<Mutex<BTreeSet<PathBuf>>>;
 
 impl fmt::Debug for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -107,12 +112,18 @@ const LONGEST: u64 = 16 << 20;
 impl Host {
     /// The host below `root`, whose stores `kernel` answers.
     pub fn new(root: impl Into<PathBuf>, kernel: Arc<dyn Kernel>) -> Self {
-        Self { root: root.into(), kernel }
+        Self { root: root.into(), kernel, asked: None }
     }
 
     /// A captured tree: read, never stored into.
     pub fn captured(root: impl Into<PathBuf>) -> Self {
         Self::new(root, Arc::new(ReadOnly))
+    }
+
+    /// The same host, noting every path that is asked for.
+    pub(crate) fn noting(&self) -> (Self, Asked) {
+        let asked = Asked::default();
+        (Self { asked: Some(asked.clone()), ..self.clone() }, asked)
     }
 
     /// Where reads start: `/` on a real host.
@@ -122,6 +133,9 @@ impl Host {
 
     /// The path of `file` (relative, such as `sys/bus/pci`) on this machine.
     pub fn path(&self, file: impl AsRef<Path>) -> PathBuf {
+        if let Some(Ok(mut asked)) = self.asked.as_ref().map(|asked| asked.lock()) {
+            asked.insert(file.as_ref().to_owned());
+        }
         self.root.join(file)
     }
 

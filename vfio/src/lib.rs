@@ -9,6 +9,7 @@ mod address;
 mod aliases;
 mod attributes;
 mod bundle;
+mod capture;
 mod change;
 mod class;
 mod config_space;
@@ -23,6 +24,7 @@ mod observe;
 
 pub use address::{InvalidAddress, PciAddress};
 pub use bundle::Bundle;
+pub use capture::{CaptureError, Captured, capture};
 pub use change::{Change, ChangeError, Deadlines, attribute};
 pub use function::{Bar, Binding, Function, Identity, Ids, Kind, Link, Power, Sriov, VgpuInterface};
 pub use group::{AcsCapability, Group, GroupId, Member, NotViable, PortAcs};

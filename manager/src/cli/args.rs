@@ -72,6 +72,15 @@ pub(super) enum Command {
     /// Looks at the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Saves what gpuward reads of this host below DIR, serial numbers blanked
+    Capture {
+        /// Where to save it; must not be there yet
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+        /// The tree of another host to save of
+        #[arg(long, value_name = "TREE", default_value = "/", value_hint = ValueHint::DirPath)]
+        root: PathBuf,
+    },
     /// Answers libvirt's hook for QEMU domains, with the domain's XML on standard input
     #[command(hide = true)]
     LibvirtHook(Hook),
@@ -91,8 +100,8 @@ pub(super) enum Command {
 
 #[derive(Debug, Args)]
 pub(super) struct Tree {
-    /// Read the captured tree below DIR instead of asking the service
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    /// Read the tree of a host below TREE, such as a captured one, instead of asking the service
+    #[arg(long, value_name = "TREE", value_hint = ValueHint::DirPath)]
     pub root: Option<PathBuf>,
 }
 
@@ -214,7 +223,6 @@ pub(super) struct Hook {
     /// begin, end or -
     pub suboperation: String,
     /// What else libvirt passes
-    #[arg(allow_hyphen_values = true)]
     pub extra: Vec<String>,
     /// Where the service says which domain may use which device
     #[arg(long, default_value = "/run/gpuward/owned.json")]

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use clap_complete::Shell;
 use serde::Serialize;
+use vfio::{Captured, Host};
 
 use super::args::{Cli, Hook};
 use super::output::safe;
@@ -46,6 +47,30 @@ fn say(context: &mut Context, file: &Path, faults: &[Fault]) -> io::Result<()> {
         return context.output.line(format!("{} {there}", file.display()));
     }
     faults.iter().try_for_each(|fault| context.output.line(safe(&fault.to_string())))
+}
+
+/// What `capture --json` prints.
+#[derive(Debug, Serialize)]
+struct Saved<'a> {
+    dir: &'a Path,
+    saved: usize,
+    unreadable: &'a [String],
+}
+
+/// `gpuward capture DIR`
+pub(super) fn capture(context: &mut Context, dir: &Path, root: &Path) -> Result<(), Stop> {
+    let host = Host::captured(root);
+    let Captured { saved, unreadable } = vfio::capture(&host, dir).map_err(|error| {
+        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        Stop::Local(format!("{error}: {cause}"))
+    })?;
+    if context.output.is_json() {
+        return Ok(context.output.json(&Saved { dir, saved, unreadable: &unreadable })?);
+    }
+    for file in &unreadable {
+        super::warn(file);
+    }
+    Ok(context.output.line(format!("{saved} files and links saved below {}, serial numbers blanked", dir.display()))?)
 }
 
 /// `gpuward completions SHELL`

@@ -11,7 +11,6 @@ use super::worker::{Outcome, Worker};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
 use crate::ledger::Standing;
-use crate::ledger::moves::bindings;
 use crate::plan::{self, Plan, Refusal, Side, Situation, Surroundings};
 use crate::request::{Goal, PlanReport};
 
@@ -50,14 +49,20 @@ pub(super) fn admit_clearing(engine: &Engine, device: PciAddress) -> Result<Conc
     Ok(Concern { kind: "clear-quarantine", devices: engine.bundle_of(device), ..Concern::default() })
 }
 
-/// Lets a bundle out of its quarantine: where its devices are now, the host or the pool has them.
+/// Lets a bundle out of its quarantine. A device that has everything it had before is the host's again; any other stays ours, to
+/// be assigned or released.
 pub(super) fn clear(engine: &mut Engine, device: PciAddress) -> Result<(), Failure> {
+    engine.observe();
     let devices = engine.bundle_of(device);
-    let now = bindings(&engine.options.host, devices.iter().copied());
+    let inventory = engine.inventory.clone();
     engine.commit(|ledger| {
         for device in &devices {
             ledger.quarantines.remove(device);
-            ledger.settle(*device, &now);
+            let now = inventory.devices.get(device).map(plan::original);
+            match ledger.devices.get_mut(device) {
+                Some(record) if now.as_ref() != Some(&record.original) => record.standing = Standing::Active,
+                Some(_) | None => drop(ledger.devices.remove(device)),
+            }
         }
         ledger.claims.retain(|_, claim| claim.standing != Standing::Pending || !claim.devices.contains(&device));
     })

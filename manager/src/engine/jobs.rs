@@ -138,7 +138,9 @@ impl Engine {
         } else {
             job.view.progress = progress.clamp(0.0, 1.0);
         }
-        self.publish();
+        if rolling_back || self.publisher.takes_progress() {
+            self.publish();
+        }
     }
 
     /// A job is over: what is now is observed, told, and only then the job's end.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use vfio::{Function, PciAddress};
 
@@ -19,11 +20,15 @@ pub(crate) struct Publisher {
     seq: u64,
     events: Vec<Event>,
     ended: Vec<JobId>,
+    progress_at: Option<Instant>,
 }
+
+/// Progress is told at most four times a second; what is between goes out with the next view.
+const BETWEEN_PROGRESS: Duration = Duration::from_millis(250);
 
 impl Publisher {
     pub(super) fn new(publish: Publish) -> Self {
-        Self { publish, last: Arc::default(), seq: 0, events: Vec::new(), ended: Vec::new() }
+        Self { publish, last: Arc::default(), seq: 0, events: Vec::new(), ended: Vec::new(), progress_at: None }
     }
 
     /// The view published last.
@@ -35,6 +40,15 @@ impl Publisher {
     pub(crate) fn event(&mut self, kind: EventKind, subject: Subject, detail: BTreeMap<String, String>) {
         self.seq += 1;
         self.events.push(Event { seq: self.seq, kind, subject, detail });
+    }
+
+    /// Whether progress may be told now.
+    pub(super) fn takes_progress(&mut self) -> bool {
+        let is_due = self.progress_at.is_none_or(|at| at.elapsed() >= BETWEEN_PROGRESS);
+        if is_due {
+            self.progress_at = Some(Instant::now());
+        }
+        is_due
     }
 
     pub(super) fn ended(&mut self, job: JobId) {

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""sim-rules: The rules that the simulated kernel (tests/simhost) answers by, asked of the real one; one line a rule.
+
+needs: nothing
+"""
+
+import os
+import pathlib
+
+import lib
+from lib import PCI, device, link, read, store
+
+NIC = lib.IGB
+PORT = "0000:00:06.0"  # the port above it: a driver without SR-IOV
+
+
+def driver(address):
+    return link(device(address, "driver"))
+
+
+def observed(rule, expected, *answers):
+    verdict = "ok" if answers == expected else "not ok"
+    wanted = "" if verdict == "ok" else f" (expected: {', '.join(expected)})"
+    print(f"{verdict} {rule}: {', '.join(answers)}{wanted}", flush=True)
+
+
+def override(name):
+    return store(device(NIC, "driver_override"), name + "\n")
+
+
+def bind(name, address=NIC):
+    return store(PCI / "drivers" / name / "bind", address)
+
+
+def unbind(name, address=NIC):
+    return store(PCI / "drivers" / name / "unbind", address)
+
+
+def probe(address=NIC):
+    return store(PCI / "drivers_probe", address)
+
+
+def numvfs(count, address=NIC):
+    return store(device(address, "sriov_numvfs"), count)
+
+
+def binding_rules():
+    observed("driver_override_reads_null_when_unset", ("(null)",), read(device(NIC, "driver_override")))
+    observed("driver_override_does_not_unbind", ("ok", "igb"), override("vfio-pci"), driver(NIC))
+    observed("bind_of_a_bound_device_is_ebusy", ("EBUSY", "igb"), bind("vfio-pci"), driver(NIC))
+    observed("drivers_probe_of_a_bound_device_changes_nothing", ("ok", "igb"), probe(), driver(NIC))
+    observed("unbind_from_another_driver_is_enodev", ("ENODEV", "igb"), unbind("vfio-pci"), driver(NIC))
+    observed("unbind_takes_the_driver_away", ("ok", "none"), unbind("igb"), driver(NIC))
+    observed("unbind_of_an_unbound_device_is_enodev", ("ENODEV",), unbind("igb"))
+    observed("bind_against_the_override_is_enodev", ("ENODEV", "none"), bind("igb"), driver(NIC))
+    observed("drivers_probe_binds_what_the_override_names", ("ok", "vfio-pci"), probe(), driver(NIC))
+    observed("unbind_from_vfio_pci", ("ok", "none"), unbind("vfio-pci"), driver(NIC))
+    observed("an_override_of_no_driver_is_stored", ("ok", "no-such-driver"), override("no-such-driver"), read(device(NIC, "driver_override")))
+    observed("drivers_probe_succeeds_though_nothing_bound", ("ok", "none"), probe(), driver(NIC))
+    observed("an_empty_override_clears_it", ("ok", "(null)"), override(""), read(device(NIC, "driver_override")))
+    observed("bind_without_a_match_is_enodev", ("ENODEV", "none"), bind("vfio-pci"), driver(NIC))
+    observed("bind_takes_a_matching_device", ("ok", "igb"), bind("igb"), driver(NIC))
+    observed("bind_of_an_unknown_device_is_enodev", ("ENODEV",), bind("igb", "0000:7f:00.0"))
+    observed("unbind_of_an_unknown_device_is_enodev", ("ENODEV",), unbind("igb", "0000:7f:00.0"))
+    observed("drivers_probe_of_an_unknown_device_is_enodev", ("ENODEV",), probe("0000:7f:00.0"))
+    observed("drivers_probe_of_junk_is_enodev", ("ENODEV",), probe("junk"))
+
+
+def override_length_rules():
+    page = os.sysconf("SC_PAGESIZE")
+    for length in (page - 3, page - 2, page - 1, page, page + 1):
+        answer = store(device(NIC, "driver_override"), "x" * length)
+        print(f"# driver_override of {length} bytes: {answer}, reads {len(read(device(NIC, 'driver_override')))}")
+    observed("driver_override_of_a_page_less_one_is_einval", ("EINVAL",), store(device(NIC, "driver_override"), "x" * (page - 1)))
+    observed("a_refused_override_leaves_the_last", ("ok", "EINVAL", "vfio-pci"), override("vfio-pci"), store(device(NIC, "driver_override"), "x" * (page - 1)), read(device(NIC, "driver_override")))
+    observed("driver_override_ends_at_the_first_newline", ("ok", "igb"), override("igb\nvfio-pci"), read(device(NIC, "driver_override")))
+    override("")
+
+
+def attribute_rules():
+    control = device(NIC, "power/control")
+    observed("power_control_refuses_junk", ("EINVAL", "on"), store(control, "junk"), read(control))
+    observed("power_control_takes_auto_and_on", ("ok", "auto", "ok", "on"), store(control, "auto"), read(control), store(control, "on"), read(control))
+    cold = device(NIC, "d3cold_allowed")
+    observed("d3cold_allowed_refuses_junk", ("EINVAL", "1"), store(cold, "junk"), read(cold))
+    observed("reset_refuses_other_than_1", ("EINVAL", "EINVAL"), store(device(NIC, "reset"), "0"), store(device(NIC, "reset"), "junk"))
+    methods = read(device(NIC, "reset_method"))
+    observed("reset_method_refuses_an_unknown_name", ("EINVAL", methods), store(device(NIC, "reset_method"), "junk"), read(device(NIC, "reset_method")))
+    observed("an_empty_reset_method_disables_reset", ("ok", "", "ENOTTY"), store(device(NIC, "reset_method"), "\n"), read(device(NIC, "reset_method")), store(device(NIC, "reset"), "1"))
+    observed("reset_method_default_restores", ("ok", methods), store(device(NIC, "reset_method"), "default"), read(device(NIC, "reset_method")))
+    observed("a_missing_attribute_is_enoent_at_open", ("open ENOENT",), store(device(NIC, "no_such_attribute"), "1"))
+    observed("a_read_only_attribute_is_eacces_at_open", ("open EACCES",), store(device(NIC, "vendor"), "1"))
+
+
+def sriov_rules():
+    total = int(read(device(NIC, "sriov_totalvfs")))
+    observed("sriov_numvfs_refuses_junk", ("EINVAL",), numvfs("junk"))
+    observed("sriov_numvfs_refuses_more_than_total", ("ERANGE", "0"), numvfs(str(total + 1)), read(device(NIC, "sriov_numvfs")))
+    observed("sriov_numvfs_of_the_same_count_is_no_change", ("ok", "0"), numvfs("0"), read(device(NIC, "sriov_numvfs")))
+    store(device(NIC, "sriov_drivers_autoprobe"), "0")
+    observed("sriov_numvfs_makes_functions", ("ok", "2", "True"), numvfs("2"), read(device(NIC, "sriov_numvfs")), str(device(NIC, "virtfn1").is_symlink()))
+    vf = link(device(NIC, "virtfn0"))
+    print(f"# virtfn0 is {vf}, ids {read(device(vf, 'vendor'))} {read(device(vf, 'device'))}, group {os.path.basename(os.readlink(device(vf, 'iommu_group')))}, d3cold_allowed {read(device(vf, 'd3cold_allowed'))}, control {read(device(vf, 'power/control'))}")
+    observed("vfs_stay_without_driver_with_autoprobe_off", ("none",), driver(vf))
+    observed("drivers_probe_of_a_vf_with_autoprobe_off_binds_nothing", ("ok", "none"), probe(vf), driver(vf))
+    observed("bind_of_a_vf_with_autoprobe_off_is_enodev", ("ENODEV", "none"), bind("igbvf", vf), driver(vf))
+    observed("an_override_binds_a_vf_with_autoprobe_off", ("ok", "ok", "vfio-pci"), store(device(vf, "driver_override"), "vfio-pci"), probe(vf), driver(vf))
+    group = link(device(vf, "iommu_group"))
+    observed("a_bound_group_has_its_vfio_node", ("True",), str(pathlib.Path("/dev/vfio", group).exists()))
+    observed("sriov_numvfs_again_is_no_change", ("ok", "2"), numvfs("2"), read(device(NIC, "sriov_numvfs")))
+    observed("sriov_numvfs_of_another_count_is_ebusy", ("EBUSY", "2"), numvfs("1"), read(device(NIC, "sriov_numvfs")))
+    observed("a_vf_has_no_remove", ("open ENOENT",), store(device(vf, "remove"), "1"))
+    observed("sriov_numvfs_of_0_removes_functions", ("ok", "False"), numvfs("0"), str(device(vf).exists()))
+    observed("a_group_without_device_loses_its_vfio_node", ("False",), str(pathlib.Path("/dev/vfio", group).exists()))
+    store(device(NIC, "sriov_drivers_autoprobe"), "1")
+    unbind("igb")
+    observed("sriov_numvfs_without_driver_is_enoent", ("ENOENT",), numvfs("1"))
+    override("vfio-pci")
+    probe()
+    observed("sriov_numvfs_of_vfio_pci_is_enoent", ("ENOENT", "vfio-pci"), numvfs("1"), driver(NIC))
+    unbind("vfio-pci")
+    override("")
+    probe()
+
+
+lib.sh("modprobe -a igbvf vfio-pci")
+observed("the_host_is_as_expected", ("igb", "pcieport"), driver(NIC), driver(PORT))
+binding_rules()
+override_length_rules()
+attribute_rules()
+sriov_rules()
+observed("the_host_is_as_before", ("igb", "(null)", "on", "0"), driver(NIC), read(device(NIC, "driver_override")), read(device(NIC, "power/control")), read(device(NIC, "sriov_numvfs")))

@@ -5,9 +5,11 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 pub mod apply;
+pub mod bus;
 pub mod cli;
 pub mod client;
 pub mod config;
+pub mod daemon;
 pub mod engine;
 pub mod failure;
 pub mod hook;

@@ -1,0 +1,75 @@
+//! The service `org.gpuward1`: the only asynchronous part.
+//!
+//! A method parses, asks who may, and hands the request to the engine; its job's path is the answer, at once. Getters read the
+//! last view. Objects come first and the name last, so that whoever sees the name sees everything.
+
+pub mod authority;
+mod claim;
+mod device;
+mod dict;
+mod error;
+mod group;
+mod job;
+mod machine;
+mod manager;
+mod paths;
+mod publisher;
+mod service;
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::watch;
+use vfio::Host;
+use zbus::fdo::{ObjectManager, RequestNameFlags};
+use zbus::{Connection, connection};
+
+use crate::engine::EngineHandle;
+use crate::view::Update;
+use authority::Authority;
+use manager::Manager;
+use publisher::Publisher;
+use service::Service;
+
+/// The name on the bus.
+pub const NAME: &str = "org.gpuward1";
+
+/// Which bus to be on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// The system bus.
+    System,
+    /// A bus at this address (`unix:path=…`).
+    At(String),
+}
+
+/// Connects to the bus.
+///
+/// # Errors
+/// There is no bus there.
+pub async fn connect(address: &Address) -> zbus::Result<Connection> {
+    let builder = match address {
+        Address::System => connection::Builder::system(),
+        Address::At(address) => connection::Builder::address(address.as_str()),
+    };
+    builder.build().await
+}
+
+/// Serves `updates` of the engine on `connection`; takes the name after the first of them is published. Ends with the engine.
+///
+/// # Errors
+/// The name is taken, or the bus has gone.
+pub async fn serve(connection: Connection, engine: EngineHandle, host: Host, mut updates: UnboundedReceiver<Update>) -> zbus::Result<()> {
+    let (board, view) = watch::channel(Arc::default());
+    let instance = uuid::Uuid::new_v4().simple().to_string();
+    let service = Arc::new(Service { view, engine, authority: Authority::new(connection.clone()), host, instance });
+    let server = connection.object_server();
+    server.at(paths::ENTRY, ObjectManager).await?;
+    server.at(paths::ENTRY, Manager(service.clone())).await?;
+    let mut publisher = Publisher::new(connection.clone(), service, board);
+    let Some(first) = updates.recv().await else { return Ok(()) };
+    publisher.publish(first).await?;
+    connection.request_name_with_flags(NAME, RequestNameFlags::DO_NOT_QUEUE).await?;
+    publisher.run(updates).await;
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! Jobs.
+
+use std::sync::Arc;
+
+use zbus::interface;
+use zbus::message::Header;
+
+use super::authority::Action;
+use super::dict::{Dict, Options, Received};
+use super::error::BusError;
+use super::manager::Answer;
+use super::paths::{self, Path};
+use super::service::Service;
+use crate::failure::{ErrorKind, Failure};
+use crate::id::JobId;
+use crate::request::Ask;
+use crate::view::{JobState, JobView};
+
+/// `org.gpuward1.Job`
+pub(super) struct Job {
+    pub(super) service: Arc<Service>,
+    pub(super) id: JobId,
+}
+
+impl Job {
+    fn of<T: Default>(&self, fact: impl FnOnce(&JobView) -> T) -> T {
+        self.service.view().jobs.get(&self.id).map(fact).unwrap_or_default()
+    }
+
+    fn absent(&self) -> Failure {
+        Failure::new(ErrorKind::Conflict, format!("there is no job {} any more", self.id))
+    }
+}
+
+#[interface(name = "org.gpuward1.Job")]
+impl Job {
+    /// Stops it before its next change and rolls back what it did; a change under way is never broken off.
+    ///
+    /// Polkit action: `org.gpuward.assign` for jobs on devices, `org.gpuward.manage-machines` for jobs on machines.
+    async fn cancel(&self, #[zbus(header)] header: Header<'_>) -> Result<(), BusError> {
+        let on_machine = self.of(|job| job.machine.is_some());
+        let action = if on_machine { Action::ManageMachines } else { Action::Assign };
+        self.service.check(&header, action, "job").await?;
+        let id = self.id;
+        self.service.ask(|reply| Ask::Cancel(id, reply)).await.map_err(BusError::from)
+    }
+
+    /// Answers when it is over: `state` (s) and what `Result` has. Options: `timeout` (u: seconds, then DeadlineExceeded).
+    ///
+    /// Polkit action: `org.gpuward.inspect`.
+    #[zbus(out_args("result"))]
+    async fn wait(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Answer, BusError> {
+        self.service.check(&header, Action::Inspect, "job").await?;
+        let mut options = Options::new(options)?;
+        let timeout = options.number("timeout")?;
+        options.done()?;
+        let mut view = self.service.view.clone();
+        let over = view.wait_for(|view| view.jobs.get(&self.id).is_none_or(|job| job.state.is_over()));
+        let late = || Failure::new(ErrorKind::DeadlineExceeded, format!("job {} is not over yet", self.id));
+        let seen = match timeout {
+            Some(seconds) => tokio::time::timeout(std::time::Duration::from_secs(seconds), over).await.map_err(|_| late())?,
+            None => over.await,
+        };
+        let stopped = |_| Failure::new(ErrorKind::HostNotReady, "the daemon is stopping");
+        let seen = seen.map_err(stopped)?.clone();
+        Ok(outcome(seen.jobs.get(&self.id).ok_or_else(|| self.absent())?))
+    }
+
+    /// Its number: never used again.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn id(&self) -> u64 {
+        self.id.0
+    }
+
+    /// What it does (`assign`, `machine-start`). The set may grow.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn kind(&self) -> &'static str {
+        self.of(|job| job.kind)
+    }
+
+    /// queued, running, rolling-back, done, failed, canceled or rollback-failed.
+    #[zbus(property)]
+    fn state(&self) -> &'static str {
+        self.of(|job| word(job.state))
+    }
+
+    /// From 0 to 1.
+    #[zbus(property)]
+    fn progress(&self) -> f64 {
+        self.of(|job| job.progress)
+    }
+
+    /// What it is doing, for a person.
+    #[zbus(property)]
+    fn step(&self) -> String {
+        self.of(|job| job.step.clone())
+    }
+
+    /// What it is about.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn objects(&self) -> Vec<Path> {
+        self.of(objects)
+    }
+
+    /// What it made: `machine` (o), `claims` (ao); where it failed `error` (s), `message` (s), `why` (as), `remedy` (s).
+    #[zbus(property)]
+    fn result(&self) -> Answer {
+        self.of(|job| result(job).into_map())
+    }
+
+    /// The caller's name for the request; empty where none was given.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn request_id(&self) -> String {
+        self.of(|job| job.request_id.clone())
+    }
+
+    /// Who asked; 0 also for the daemon itself.
+    #[zbus(property(emits_changed_signal = "const"), name = "StartedByUID")]
+    fn started_by_uid(&self) -> u32 {
+        self.of(|job| job.started_by_uid)
+    }
+
+    /// When, in seconds since 1970.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn started_at(&self) -> u64 {
+        self.of(|job| job.started_at)
+    }
+
+    /// Whether `Cancel` would still be obeyed.
+    #[zbus(property)]
+    fn cancelable(&self) -> bool {
+        self.of(|job| job.cancelable)
+    }
+}
+
+pub(super) fn objects(job: &JobView) -> Vec<Path> {
+    let devices = job.devices.iter().map(|address| paths::device(*address));
+    devices.chain(job.machine.map(paths::machine)).collect()
+}
+
+fn result(job: &JobView) -> Dict {
+    let mut dict = Dict::new();
+    if let Some(machine) = job.machine {
+        dict.put("machine", paths::machine(machine));
+    }
+    if !job.claims.is_empty() {
+        dict.put("claims", job.claims.iter().map(|claim| paths::claim(*claim)).collect::<Vec<_>>());
+    }
+    if let Some(failure) = &job.error {
+        dict.put_failure(failure);
+    }
+    dict
+}
+
+/// How a job ended.
+pub(super) fn outcome(job: &JobView) -> Answer {
+    let mut dict = result(job);
+    dict.put("state", word(job.state));
+    dict.into_map()
+}
+
+pub(super) fn word(state: JobState) -> &'static str {
+    match state {
+        JobState::Queued => "queued",
+        JobState::Running => "running",
+        JobState::RollingBack => "rolling-back",
+        JobState::Done => "done",
+        JobState::Failed => "failed",
+        JobState::Canceled => "canceled",
+        JobState::RollbackFailed => "rollback-failed",
+    }
+}

@@ -5,14 +5,14 @@
 //! What a job means for the ledger is decided here, before its worker starts and after it ends.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use vfio::{Deadlines, Host, Inventory, PciAddress};
+use vfio::{Deadlines, Host, Inventory, PciAddress, Uevents};
 
 use crate::config::Config;
 use crate::failure::{ErrorKind, Failure};
@@ -67,6 +67,9 @@ pub enum StartFailed {
 /// Where updates go: called from the engine's thread, so it must not block.
 pub type Publish = Box<dyn FnMut(Update) + Send>;
 
+/// How long the kernel's messages about one event keep coming.
+const SETTLING: Duration = Duration::from_millis(200);
+
 /// How long the engine waits for jobs to undo what they did when it is to end.
 const WIND_UP: Duration = Duration::from_secs(10);
 
@@ -91,6 +94,8 @@ pub enum Message {
     Ended(JobId, Outcome),
     /// Something happened to machines.
     Machines(machines::Hint),
+    /// Something happened to the host's devices.
+    Observe,
     /// Reads the configuration again (SIGHUP).
     Reload,
     /// The engine is to end.
@@ -207,6 +212,9 @@ impl Engine {
     }
 
     fn run(mut self, messages: &Receiver<Message>) {
+        if self.options.host.root() == Path::new("/") {
+            listen(self.inbox.clone());
+        }
         self.observe();
         self.publish();
         self.begin_recovery();
@@ -253,6 +261,13 @@ impl Engine {
             }
             Message::Ended(job, outcome) => self.end(job, outcome),
             Message::Machines(hint) => machines::hint(self, hint),
+            Message::Observe => {
+                let before = self.inventory.generation;
+                self.observe();
+                if self.inventory.generation != before {
+                    self.publish();
+                }
+            }
             Message::Reload => {
                 self.load_config();
                 self.publish();
@@ -306,6 +321,25 @@ impl Engine {
                 self.config_fault = Some(lines.join("\n"));
             }
         }
+    }
+}
+
+/// Has the host looked at when the kernel says that something happened to a PCI device. The thread sleeps until then, and ends with
+/// the process.
+fn listen(inbox: Sender<Message>) {
+    let listening = Uevents::open().and_then(|uevents| {
+        thread::Builder::new().name("uevents".into()).spawn(move || {
+            while uevents.wait().is_ok() {
+                // One rebind is many messages.
+                thread::sleep(SETTLING);
+                if uevents.drain().is_err() || inbox.send(Message::Observe).is_err() {
+                    break;
+                }
+            }
+        })
+    });
+    if let Err(error) = listening {
+        tracing::warn!("the kernel's news of devices cannot be heard ({error}): rescan after changes by hand");
     }
 }
 

@@ -7,7 +7,7 @@ use manager::engine::Options;
 use manager::failure::ErrorKind;
 use manager::id::JobId;
 use manager::request::{Goal, Request, Submission};
-use manager::view::{DeviceState, EventKind, JobState};
+use manager::view::{DeviceState, EventKind, JobState, Subject};
 use tests::engine::{Daemon, Managed, assign, release};
 use tests::simhost::Errno;
 use vfio::{Binding, Deadlines, PciAddress};
@@ -202,6 +202,8 @@ fn somebody_elses_move_is_drift_and_not_undone_by_itself() {
     let view = daemon.view();
     assert_eq!(view.devices[&gpu()].state, DeviceState::Drifted);
     assert_eq!(view.devices[&gpu()].reason, "bound to nvidia, not to vfio-pci: somebody else moved it");
+    let told: Vec<_> = daemon.events().iter().map(|event| (event.kind, event.subject)).collect();
+    assert_eq!(told, [(EventKind::Drifted, Subject::Device(gpu()))]);
     assert!(managed.sim.kernel.stored().is_empty());
     assert_eq!(daemon.apply(&[assign(gpu())]).unwrap().state, JobState::Done, "a person may ask for it");
     assert_eq!(state(&daemon, gpu()), DeviceState::Free);
@@ -331,4 +333,21 @@ fn a_daemon_that_is_stopped_undoes_what_is_half_done() {
     assert_eq!(daemon.finish(job).state, JobState::Canceled);
     assert!(managed.sim.snapshot() == before);
     assert!(managed.ledger().unwrap().devices.is_empty());
+}
+
+#[test]
+fn p73_a_gpu_that_falls_off_the_bus_is_gone_and_told() {
+    let (managed, daemon) = dgx();
+    let other = at("0000:43:00.0");
+    daemon.apply(&[assign(gpu())]).unwrap();
+    for device in [gpu(), other] {
+        managed.sim.unplug(&device.to_string()).unwrap();
+    }
+    let rescan = daemon.submit(Request::Rescan).unwrap();
+    daemon.finish(rescan);
+    assert_eq!(state(&daemon, gpu()), DeviceState::Gone, "what is ours is not forgotten");
+    assert!(!daemon.view().devices.contains_key(&other));
+    let told: Vec<_> = daemon.events().iter().map(|event| (event.kind, event.subject)).collect();
+    assert_eq!(told, [gpu(), other].map(|device| (EventKind::DeviceGone, Subject::Device(device))));
+    assert_eq!(daemon.apply(&[release(gpu())]).unwrap_err().kind, ErrorKind::NoSuchDevice);
 }

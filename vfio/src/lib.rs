@@ -21,6 +21,7 @@ mod inventory;
 mod iomem;
 mod linux;
 mod observe;
+mod uevent;
 
 pub use address::{InvalidAddress, PciAddress};
 pub use bundle::Bundle;
@@ -32,3 +33,4 @@ pub use holders::{Hold, Holder, Holders};
 pub use host::{Host, HostError, Kernel, ReadOnly, StoreError};
 pub use inventory::{Inventory, Iommu};
 pub use linux::{Linux, STORE_ARGUMENT, run_store_child};
+pub use uevent::Uevents;

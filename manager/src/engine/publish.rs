@@ -90,6 +90,9 @@ impl Engine {
             machines: machines::views(self),
             jobs: self.jobs.0.iter().map(|(id, job)| (*id, job.view.clone())).collect(),
         };
+        for (kind, device, reason) in happened(&self.publisher.last, &view) {
+            self.publisher.event(kind, Subject::Device(device), BTreeMap::from([("reason".into(), reason)]));
+        }
         self.publisher.publish(view);
     }
 
@@ -160,4 +163,31 @@ impl Engine {
         };
         self.ledger.claims.iter().map(|(id, claim)| (*id, view(claim))).collect()
     }
+}
+
+/// What befell devices between two views without a job of ours that tells it.
+fn happened(last: &View, now: &View) -> Vec<(EventKind, PciAddress, String)> {
+    let mut events = Vec::new();
+    for (address, device) in &now.devices {
+        let kind = match device.state {
+            DeviceState::Drifted => EventKind::Drifted,
+            DeviceState::Gone => EventKind::DeviceGone,
+            DeviceState::Host
+            | DeviceState::Assigning
+            | DeviceState::Free
+            | DeviceState::Claimed
+            | DeviceState::Running
+            | DeviceState::Sanitising
+            | DeviceState::Releasing
+            | DeviceState::Lent
+            | DeviceState::Quarantined
+            | DeviceState::Stuck => continue,
+        };
+        if last.devices.get(address).is_none_or(|before| before.state != device.state) {
+            events.push((kind, *address, device.reason.clone()));
+        }
+    }
+    let left = last.devices.iter().filter(|(address, before)| !now.devices.contains_key(address) && before.state != DeviceState::Gone);
+    events.extend(left.map(|(address, _)| (EventKind::DeviceGone, *address, "it has left the host".into())));
+    events
 }

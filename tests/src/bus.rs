@@ -39,11 +39,14 @@ impl PrivateBus {
     pub fn with_policy(dir: &Path, policy: &str) -> io::Result<Self> {
         let file = dir.join("bus.conf");
         fs::write(&file, configuration(dir, policy))?;
+        // It complains there about limits that only root may raise.
+        let log = fs::File::create(dir.join("bus.log"))?;
         let mut daemon = Command::new("dbus-daemon")
             .arg(format!("--config-file={}", file.display()))
             .args(["--nofork", "--print-address"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            .stderr(log)
             // Ctrl-C is meant for whoever uses the bus.
             .process_group(0)
             .spawn()
@@ -54,7 +57,7 @@ impl PrivateBus {
         }
         let bus = Self { address: address.trim_end().to_owned(), daemon };
         if bus.address.is_empty() {
-            return Err(io::Error::other("dbus-daemon ended before it had an address"));
+            return Err(io::Error::other(format!("dbus-daemon ended before it had an address; see {}", dir.join("bus.log").display())));
         }
         Ok(bus)
     }

@@ -5,30 +5,36 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manager::bus::Address;
+use manager::daemon;
+use manager::engine;
+use manager::engine::machines::{self, Hypervisor};
+use manager::libvirt::Source;
 use rustix::process::{Pid, Signal, kill_process};
+use vfio::{Deadlines, Host};
 use zbus::connection::Builder;
 use zbus::fdo::DBusProxy;
 
 use crate::bus::PrivateBus;
 use crate::polkit::Polkit;
-use crate::simhost::{BuildError, SimRoot};
+use crate::simhost::{BuildError, SimKernel, SimRoot};
 use crate::standin;
 
 /// The word that makes `gpuward-sim` the daemon of a session.
 pub const DAEMON_WORD: &str = "daemon";
 
-const BUS_NAME: &str = "org.gpuward1";
-
-/// What the daemon may do on a simulated host: everything with GPUs, their companions and virtual functions.
+/// What the daemon may do on a simulated host: hand out NVIDIA's GPUs, with their companions, and virtual functions.
 const CONFIGURATION: &str = r#"format = 1
 
 [[devices]]
-match = { vendor = "10de" }
+match = { vendor = "10de", kind = "gpu" }
 use = "pool"
 
 [[devices]]
@@ -122,6 +128,7 @@ impl Session {
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(log)
+                .process_group(0)
                 .spawn()
         });
         let daemon = started.map_err(|source| SessionError::Io { doing: "start the daemon", source })?;
@@ -183,7 +190,7 @@ fn is_up(address: &str, within: Duration) -> bool {
     let address = address.to_owned();
     let waiting = thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-        runtime.block_on(tokio::time::timeout(within, poll_until_up(&address))).ok()?.ok()
+        runtime.block_on(async { tokio::time::timeout(within, poll_until_up(&address)).await }).ok()?.ok()
     });
     waiting.join().ok().flatten().is_some()
 }
@@ -192,11 +199,11 @@ async fn poll_until_up(address: &str) -> zbus::Result<()> {
     const PAUSE: Duration = Duration::from_millis(10);
     let connection = Builder::address(address).build().await?;
     let bus = DBusProxy::new(&connection).await?;
-    let name = BUS_NAME.try_into()?;
+    let name = manager::bus::NAME.try_into()?;
     let started = Instant::now();
     loop {
         if bus.name_has_owner(zbus::names::BusName::clone(&name)).await? {
-            let manager = zbus::Proxy::new(&connection, BUS_NAME, "/org/gpuward1", "org.gpuward1.Manager").await?;
+            let manager = zbus::Proxy::new(&connection, manager::bus::NAME, "/org/gpuward1", "org.gpuward1.Manager").await?;
             match manager.get_property::<String>("HostState").await {
                 Ok(state) if state != "recovering" => return Ok(()),
                 Ok(_) => {}
@@ -207,4 +214,22 @@ async fn poll_until_up(address: &str) -> zbus::Result<()> {
         }
         tokio::time::sleep(PAUSE).await;
     }
+}
+
+/// Runs as the daemon of a session, until it is told to end. Its log goes to standard error.
+///
+/// # Errors
+/// It does not start.
+pub fn run_daemon(root: &Path, address: &str, program: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).init();
+    let connect = standin::open(root, program)?;
+    let engine = engine::Options {
+        host: Host::new(root, Arc::new(SimKernel::new(root))),
+        config: root.join("etc/gpuward/gpuward.toml"),
+        state_dir: root.join("var/lib/gpuward"),
+        run_dir: root.join("run/gpuward"),
+        deadlines: Deadlines::default(),
+        machines: machines::Options { hypervisor: Hypervisor::At(Source::Open(connect)) },
+    };
+    Ok(daemon::run(daemon::Options { engine, bus: Address::At(address.into()) })?)
 }

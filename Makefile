@@ -20,3 +20,25 @@ endif
 demo: setup
 	cargo build --quiet --locked --bins
 	target/debug/gpuward-sim dgx-h100 $(DEMO)
+
+# The daemon, the command and what belongs to them; packages set DESTDIR. PROFILE is the one they were built with.
+PROFILE ?= release
+CARGO_TARGET ?= target
+BUILT = $(CARGO_TARGET)/$(PROFILE)
+SHARE = $(DESTDIR)/usr/share
+.PHONY: install
+install:
+	install -d $(DESTDIR)/usr/bin $(SHARE)/bash-completion/completions $(SHARE)/man/man1
+	install -m 755 $(BUILT)/gpuwardd $(BUILT)/gpuward $(DESTDIR)/usr/bin
+	$(BUILT)/gpuward completions bash > $(SHARE)/bash-completion/completions/gpuward
+	$(BUILT)/gpuward man $(SHARE)/man/man1
+	install -D -m 644 manager/data/org.gpuward1.conf $(SHARE)/dbus-1/system.d/org.gpuward1.conf
+	install -D -m 644 manager/data/org.gpuward1.service $(SHARE)/dbus-1/system-services/org.gpuward1.service
+	install -D -m 644 manager/data/org.gpuward1.policy $(SHARE)/polkit-1/actions/org.gpuward1.policy
+	install -D -m 644 manager/data/50-gpuward.rules $(SHARE)/polkit-1/rules.d/50-gpuward.rules
+	install -D -m 644 manager/data/gpuwardd.service $(DESTDIR)/usr/lib/systemd/system/gpuwardd.service
+	install -D -m 644 manager/data/gpuward.sysusers $(DESTDIR)/usr/lib/sysusers.d/gpuward.conf
+	install -D -m 644 manager/data/gpuward.tmpfiles $(DESTDIR)/usr/lib/tmpfiles.d/gpuward.conf
+	install -D -m 644 manager/data/gpuward.modules-load $(DESTDIR)/usr/lib/modules-load.d/gpuward.conf
+	install -D -m 755 manager/data/50-gpuward $(DESTDIR)/etc/libvirt/hooks/qemu.d/50-gpuward
+	install -D -m 644 manager/data/gpuward.toml $(DESTDIR)/etc/gpuward/gpuward.toml

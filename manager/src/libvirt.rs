@@ -84,11 +84,6 @@ impl Libvirt {
         self.link.up().map(|(_, facts)| facts)
     }
 
-    /// Treats the connection as lost, as a call that never returned shows it to be: it is made anew.
-    pub fn reconnect(&self, reason: &str) {
-        self.link.lose(reason);
-    }
-
     /// Does `ask` with the connection, in a thread of its own.
     ///
     /// # Errors
@@ -99,7 +94,11 @@ impl Libvirt {
         F: FnOnce(&Connect) -> Result<T, virt::error::Error> + Send + 'static,
     {
         let (connect, _) = self.link.up()?;
-        call::within(name, within, move || ask(&connect))
+        let answer = call::within(name, within, move || ask(&connect));
+        if matches!(answer, Err(LibvirtError::NoAnswer { .. })) {
+            self.link.note_unanswered();
+        }
+        answer
     }
 
     /// As [`Self::call`], on a connection of its own where libvirt is a service.

@@ -34,16 +34,19 @@ struct Daemon {
     seen: Seen,
 }
 
-/// Starts an engine on a host, with a connection that knows the machines which still run there.
-fn run_on(sim: &SimHost) -> (Connect, EngineHandle, Seen) {
-    let libvirt = standin::open(sim.root(), Path::new(env!("CARGO_BIN_EXE_gpuward-sim"))).expect("opened");
+/// A connection that knows the machines which still run.
+fn open(sim: &SimHost) -> Connect {
+    standin::open(sim.root(), Path::new(env!("CARGO_BIN_EXE_gpuward-sim"))).expect("opened")
+}
+
+fn run_on(sim: &SimHost, source: Source) -> (EngineHandle, Seen) {
     let options = Options {
         host: sim.host(),
         config: sim.root().join("etc/gpuward/gpuward.toml"),
         state_dir: sim.root().join("var/lib/gpuward"),
         run_dir: sim.root().join("run/gpuward"),
         deadlines: Deadlines::default(),
-        machines: machines::Options { hypervisor: Hypervisor::At(Source::Open(libvirt.clone())) },
+        machines: machines::Options { hypervisor: Hypervisor::At(source) },
     };
     let seen = Seen::default();
     let sink = seen.clone();
@@ -51,8 +54,7 @@ fn run_on(sim: &SimHost) -> (Connect, EngineHandle, Seen) {
         sink.0.lock().unwrap().push(update);
         sink.1.notify_all();
     });
-    let engine = Engine::start(options, publish).expect("started");
-    (libvirt, engine, seen)
+    (Engine::start(options, publish).expect("started"), seen)
 }
 
 impl Daemon {
@@ -69,14 +71,16 @@ impl Daemon {
     }
 
     fn on(sim: SimHost) -> Self {
-        let (libvirt, engine, seen) = run_on(&sim);
+        let libvirt = open(&sim);
+        let (engine, seen) = run_on(&sim, Source::Open(libvirt.clone()));
         Self { sim, libvirt, engine, seen }.ready()
     }
 
     /// The daemon ends, its machines run on, and it starts anew.
     fn restart(&mut self) {
         self.engine.stop();
-        (self.libvirt, self.engine, self.seen) = run_on(&self.sim);
+        self.libvirt = open(&self.sim);
+        (self.engine, self.seen) = run_on(&self.sim, Source::Open(self.libvirt.clone()));
     }
 
     fn ready(self) -> Self {
@@ -376,4 +380,45 @@ fn a_device_that_somebody_moved_meanwhile_is_not_handed_out() {
     daemon.until_device(FIRST, DeviceState::Free);
     daemon.sim.end_process(4711).expect("ended");
     daemon.done(Request::StartMachine(machine));
+}
+
+#[test]
+fn without_libvirt_the_daemon_is_ready_and_a_start_says_what_to_do() {
+    let mut daemon = Daemon::start();
+    daemon.assign(&[FIRST]);
+    let machine = daemon.create("train-1", ONE_GPU);
+    daemon.done(Request::StartMachine(machine));
+    let other = daemon.create("other", "");
+    daemon.engine.stop();
+    (daemon.engine, daemon.seen) = run_on(&daemon.sim, Source::Uri("test:///nowhere/at/all".into()));
+    let unknown = daemon.until_state(machine, MachineState::Unknown);
+    assert!(unknown.reason.starts_with("libvirt cannot be asked: "), "{}", unknown.reason);
+    assert_eq!(unknown.claims.len(), 1, "its claim stays");
+    daemon.until("it is ready", |view| (view.host_state == HostState::Ready).then_some(()));
+    for request in [Request::StartMachine(other), Request::StopMachine(machine), Request::KillMachine(machine)] {
+        let failure = daemon.submit(request).unwrap_err();
+        assert_eq!(
+            (failure.kind, failure.message.as_str()),
+            (ErrorKind::HypervisorFailed, "libvirt at test:///nowhere/at/all cannot be reached")
+        );
+        assert!(failure.remedy.contains("systemctl start libvirtd.socket"), "{failure}");
+    }
+    daemon.restart();
+    daemon.until_state(machine, MachineState::Running);
+}
+
+#[test]
+fn a_killed_start_leaves_nothing_behind() {
+    let daemon = Daemon::start();
+    daemon.assign(&[FIRST]);
+    let machine = daemon.create("train-1", ONE_GPU);
+    let start = daemon.submit(Request::StartMachine(machine)).expect("admitted");
+    let kill = daemon.submit(Request::KillMachine(machine)).expect("beside the start");
+    assert_eq!(daemon.finished(kill).state, JobState::Done);
+    // On a busy machine the start may have ended before the kill came.
+    let start = daemon.finished(start);
+    assert!(matches!(start.state, JobState::Canceled | JobState::Done), "{:?}", start.error);
+    daemon.until_state(machine, MachineState::Off);
+    daemon.until_device(FIRST, DeviceState::Free);
+    assert!(daemon.libvirt.list_all_domains(virt::sys::VIR_CONNECT_LIST_DOMAINS_ACTIVE).unwrap().is_empty());
 }

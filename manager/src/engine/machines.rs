@@ -72,6 +72,8 @@ struct Seen {
     fresh: bool,
     /// What is odd about it, for a person.
     note: String,
+    /// Looks in a row that could not tell.
+    tries: u32,
 }
 
 /// Something happened to machines: look at them again.
@@ -89,8 +91,10 @@ pub enum Hint {
     Foreign(Option<BTreeMap<PciAddress, String>>),
 }
 
-/// Before the next look at a machine that ends slowly or cannot be told.
+/// Before the next look at a machine that comes or ends slowly.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// Doublings of that time where it cannot be told: four minutes at most.
+const MOST_DOUBLINGS: u32 = 7;
 
 /// Starts to listen to libvirt and to processes.
 pub(super) fn start(engine: &mut Engine) {
@@ -211,16 +215,19 @@ fn looked(engine: &mut Engine, machine: MachineId, look: Look) {
     let in_hand = engine.jobs.on_machine(machine).is_some();
     let after = match look {
         _ if in_hand => None,
-        Look::Running(running) => {
-            adopt(engine, machine, running);
-            None
-        }
+        Look::Running(running) => adopt(engine, machine, running),
         Look::Gone => {
             gone(engine, machine);
             None
         }
-        Look::Ending { why } => note(engine, machine, true, why),
-        Look::Unknown(failure) => note(engine, machine, false, failure.message),
+        Look::Ending { why } => {
+            note(engine, machine, true, why);
+            Some(LOOK_AGAIN)
+        }
+        Look::Unknown(failure) => {
+            let tries = note(engine, machine, false, failure.message);
+            Some(LOOK_AGAIN * (1 << tries.min(MOST_DOUBLINGS)))
+        }
     };
     if again && !in_hand {
         look_at(engine, machine, Duration::ZERO);
@@ -229,29 +236,32 @@ fn looked(engine: &mut Engine, machine: MachineId, look: Look) {
     }
 }
 
-fn note(engine: &mut Engine, machine: MachineId, fresh: bool, text: String) -> Option<Duration> {
+fn note(engine: &mut Engine, machine: MachineId, fresh: bool, text: String) -> u32 {
     let seen = engine.machines.seen.entry(machine).or_default();
+    let tries = if fresh { 0 } else { seen.tries };
     seen.fresh = fresh;
     seen.note = text;
-    Some(LOOK_AGAIN)
+    seen.tries = tries + 1;
+    tries
 }
 
 // A domain is ours by its UUID, and by metadata that names the machine and the very claims that the ledger has.
-fn adopt(engine: &mut Engine, machine: MachineId, running: Running) {
+fn adopt(engine: &mut Engine, machine: MachineId, running: Running) -> Option<Duration> {
     let ours: BTreeMap<ClaimId, u64> = claims_of(engine, machine).map(|(id, claim)| (id, claim.epoch)).collect();
     let theirs = Metadata::read(&running.domain.xml);
     if theirs.as_ref().is_some_and(|theirs| theirs.machine == machine && theirs.claims == ours) {
+        // Without its process it is about to come or to go.
+        let after = running.process.is_none().then_some(LOOK_AGAIN);
         note_running(engine, machine, running);
-        return;
+        return after;
     }
     let text = match theirs {
-        None => "a domain with its UUID runs that gpuward did not start".to_owned(),
-        Some(_) => "its domain runs with claims that gpuward does not have any more".to_owned(),
+        None => "a domain with its UUID runs that gpuward did not start",
+        Some(_) => "its domain runs with claims that gpuward does not have any more",
     };
     tracing::error!("machine {}: {text}", machine.0);
-    let seen = engine.machines.seen.entry(machine).or_default();
-    seen.fresh = false;
-    seen.note = text;
+    note(engine, machine, false, text.to_owned());
+    None
 }
 
 fn note_running(engine: &mut Engine, machine: MachineId, running: Running) {
@@ -261,7 +271,7 @@ fn note_running(engine: &mut Engine, machine: MachineId, running: Running) {
         watch.add(machine, process);
     }
     let process = process.or_else(|| engine.machines.seen.get_mut(&machine)?.process.take());
-    engine.machines.seen.insert(machine, Seen { process, xml: domain.xml, fresh: true, note: String::new() });
+    engine.machines.seen.insert(machine, Seen { process, xml: domain.xml, fresh: true, ..Seen::default() });
     // A job in hand says itself what the machine is.
     if engine.jobs.on_machine(machine).is_none() {
         set_state(engine, machine, state);
@@ -424,3 +434,6 @@ fn state(engine: &Engine, machine: MachineId, record: &MachineRecord) -> (Machin
         Some(_) | None => (MachineState::Unknown, format!("libvirt cannot be asked: {}", engine.machines.lost)),
     }
 }
+
+#[cfg(test)]
+mod tests;

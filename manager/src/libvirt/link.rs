@@ -1,5 +1,6 @@
 //! The connection and the thread that makes it anew when it ends.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -17,11 +18,15 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
+/// Calls without an answer after which a connection is given up: each of them keeps a thread.
+const MOST_UNANSWERED: usize = 8;
+
 /// The state of the connection, shared by its thread and the callers.
 pub(super) struct Link {
     source: Source,
     state: Arc<Mutex<State>>,
     wake: Sender<Wake>,
+    unanswered: AtomicUsize,
 }
 
 enum State {
@@ -46,7 +51,7 @@ impl Link {
         if let Err(error) = thread::Builder::new().name("virt-link".into()).spawn(move || keeper.run()) {
             *lock(&state) = State::Down(format!("no thread for the connection: {error}"));
         }
-        Arc::new(Self { source, state, wake })
+        Arc::new(Self { source, state, wake, unanswered: AtomicUsize::new(0) })
     }
 
     pub(super) fn source(&self) -> &Source {
@@ -62,8 +67,13 @@ impl Link {
         Err(LibvirtError::NotConnected { uri: uri(&self.source), reason })
     }
 
-    pub(super) fn lose(&self, reason: &str) {
-        self.tell(Wake::Lost(reason.into()));
+    /// A call had no answer. A service that answers none of them is connected to anew: a new one may have taken its place, and
+    /// while there is no connection no more threads are left behind.
+    pub(super) fn note_unanswered(&self) {
+        if self.unanswered.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_UNANSWERED {
+            self.unanswered.store(0, Ordering::Relaxed);
+            self.tell(Wake::Lost(format!("libvirt has not answered {MOST_UNANSWERED} calls")));
+        }
     }
 
     fn tell(&self, wake: Wake) {

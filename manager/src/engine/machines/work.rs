@@ -1,6 +1,7 @@
 //! What jobs on machines do: each begins with an entry in the ledger, and ends with one.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use vfio::{Inventory, PciAddress};
@@ -108,7 +109,8 @@ impl Start {
         if let Err(outcome) = claims::take(worker, &self.claimed) {
             let reason = outcome.error.as_ref().map(|error| error.message.clone()).unwrap_or_default();
             let machine = self.machine();
-            let recorded = worker.commit(move |ledger| set(ledger, machine, MachineState::Failed, &reason));
+            let state = outcome.error.as_ref().map_or(MachineState::Failed, after);
+            let recorded = worker.commit(move |ledger| set(ledger, machine, state, &reason));
             return recorded.map_or_else(Outcome::failed, |()| *outcome);
         }
         let launch = match self.prepare(worker) {
@@ -144,6 +146,9 @@ impl Start {
 
     fn confirm(&self, worker: &Worker, running: Running) -> Result<Outcome, Failure> {
         let machine = self.machine();
+        if worker.is_canceled() {
+            return Err(Failure::new(ErrorKind::Canceled, "canceled; its domain was ended"));
+        }
         worker.commit(move |ledger| set(ledger, machine, MachineState::Running, ""))?;
         super::tell(&worker.engine, Hint::Started(machine, Box::new(running)));
         Ok(made(&self.claimed.claims).event(EventKind::MachineStarted, EventSubject::Machine(machine), BTreeMap::new()))
@@ -155,9 +160,9 @@ impl Start {
             Hold::Defined => Ok(()),
             Hold::Running => self.claimed.claims.iter().try_for_each(|(id, claim)| claims::give_back(worker, *id, claim)),
         };
-        let machine = self.machine();
+        let (machine, state) = (self.machine(), after(&failure));
         let reason = failure.message.clone();
-        let recorded = given_back.and_then(|()| worker.commit(move |ledger| set(ledger, machine, MachineState::Failed, &reason)));
+        let recorded = given_back.and_then(|()| worker.commit(move |ledger| set(ledger, machine, state, &reason)));
         Outcome::failed(recorded.map_or_else(|error| failure.clone().because(error.message), |()| failure.clone()))
     }
 
@@ -169,12 +174,17 @@ impl Start {
         let ended = worker
             .commit(move |ledger| set(ledger, machine, MachineState::Stopping, &reason))
             .and_then(|()| machine::end_now(&self.subject))
-            .and_then(|()| finish(worker, (machine, self.spec.hold), MachineState::Failed, &failure.message));
+            .and_then(|()| finish(worker, (machine, self.spec.hold), after(&failure), &failure.message));
         match ended {
             Ok(events) => Outcome { events, ..Outcome::failed(failure) },
             Err(left) => Outcome::failed(failure.because(format!("its devices stay claimed: {}", left.message))),
         }
     }
+}
+
+/// What a machine is after a start that came to nothing.
+fn after(failure: &Failure) -> MachineState {
+    if failure.kind == ErrorKind::Canceled { MachineState::Off } else { MachineState::Failed }
 }
 
 // Creating pins the guest's whole memory, which takes about a second for each few GiB.
@@ -206,8 +216,11 @@ fn begin_stop(engine: &mut Engine, machine: MachineId) -> Result<Work, Failure> 
 fn begin_kill(engine: &mut Engine, job: JobId, machine: MachineId) -> Result<Work, Failure> {
     let hold = admit::record(engine, machine)?.spec.hold;
     let subject = subject(engine, machine).ok_or_else(without_hypervisor)?;
-    // Another job on it sees it go, and finishes what it began.
-    let is_alone = !engine.jobs.live().any(|(other, view)| other != job && view.machine == Some(machine));
+    // Another job on it sees it go, and finishes what it began; one that starts it gives up.
+    let others = engine.jobs.0.iter().filter(|(other, of)| **other != job && of.view.machine == Some(machine) && !of.view.state.is_over());
+    let others: Vec<_> = others.map(|(_, other)| other.cancel.clone()).collect();
+    others.iter().for_each(|cancel| cancel.store(true, Ordering::Relaxed));
+    let is_alone = others.is_empty();
     if is_alone {
         engine.commit(|ledger| set(ledger, machine, MachineState::Stopping, ""))?;
     }

@@ -297,8 +297,19 @@ impl Engine {
         entry(&mut ledger);
         let failed = |error: StoreFailed| Failure::of(ErrorKind::Internal, &error);
         store::save(&self.options.state_dir, &ledger).map_err(failed)?;
+        if let Err(error) = store::save_owners(&self.options.run_dir, &ledger.owners()) {
+            self.take_back();
+            return Err(failed(error));
+        }
         self.ledger = ledger;
-        store::save_owners(&self.options.run_dir, &self.ledger.owners()).map_err(failed)
+        Ok(())
+    }
+
+    // What libvirt's hook could not be told was not decided.
+    fn take_back(&mut self) {
+        if let Err(error) = store::save(&self.options.state_dir, &self.ledger) {
+            self.ledger_fault = Some(Failure::of(ErrorKind::HostNotReady, &error).to_string());
+        }
     }
 
     /// Looks at the host anew.

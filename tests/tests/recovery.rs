@@ -242,3 +242,51 @@ fn a_roll_back_that_fails_ends_in_quarantine_until_a_person_clears_it() {
     assert_eq!(again.message, "0000:1b:00.0 is not in quarantine");
     assert_eq!(daemon.apply(&[assign(gpu())]).unwrap().state, JobState::Done);
 }
+
+#[test]
+fn what_libvirts_hook_cannot_be_told_is_not_decided() {
+    let managed = dgx();
+    let (daemon, _) = start(&managed);
+    let owned = managed.files().join("run/owned.json");
+    fs::remove_file(&owned).unwrap();
+    fs::create_dir_all(owned.join("in the way")).unwrap();
+    let refused = daemon.apply(&[assign(gpu())]).unwrap_err();
+    assert!(refused.message.ends_with("owned.json"), "{refused}");
+    assert!(managed.ledger().unwrap().devices.is_empty() && managed.sim.kernel.stored().is_empty());
+    fs::remove_dir_all(&owned).unwrap();
+    assert_eq!(daemon.apply(&[assign(gpu())]).unwrap().state, JobState::Done);
+}
+
+#[test]
+fn a_ledger_that_cannot_be_written_stops_a_job_before_it_touches_anything() {
+    let managed = dgx();
+    let (daemon, _) = start(&managed);
+    let (state, aside) = (managed.files().join("state"), managed.files().join("aside"));
+    fs::rename(&state, &aside).unwrap();
+    fs::write(&state, "").unwrap();
+    let refused = daemon.apply(&[assign(gpu())]).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Internal);
+    assert!(managed.sim.kernel.stored().is_empty());
+    fs::remove_file(&state).unwrap();
+    fs::rename(&aside, &state).unwrap();
+    assert_eq!(daemon.apply(&[assign(gpu())]).unwrap().state, JobState::Done);
+}
+
+#[test]
+fn journals_that_cannot_be_read_keep_the_daemon_read_only() {
+    let managed = died(4, Death::After);
+    let folder = managed.files().join("run/journal");
+    let aside = managed.files().join("aside");
+    fs::rename(&folder, &aside).unwrap();
+    fs::write(&folder, "").unwrap();
+    let daemon = managed.start().unwrap();
+    let view = daemon.until(|view| view.host_state != HostState::Recovering);
+    let HostState::Degraded { reason } = &view.host_state else { panic!("{:?}", view.host_state) };
+    assert!(reason.contains("journal"), "{reason}");
+    assert!(managed.sim.kernel.stored().is_empty());
+    daemon.stop();
+    fs::remove_file(&folder).unwrap();
+    fs::rename(&aside, &folder).unwrap();
+    let managed = managed.restart();
+    assert_eq!(start(&managed).1, DeviceState::Host);
+}

@@ -80,7 +80,8 @@ impl Engine {
         let Some(function) = self.inventory.devices.get(&device) else { return false };
         let is_active = self.ledger.record_of(function).is_some_and(|record| record.standing == Standing::Active);
         let is_open = self.ledger.claim_on(device).is_none() && !self.ledger.quarantines.contains_key(&device);
-        is_active && is_open && plan::is_in_pool(function)
+        let is_allowed = matches!(self.config.use_in(&self.inventory, function), Use::Pool | Use::OnDemand);
+        is_allowed && is_active && is_open && plan::is_in_pool(function)
     }
 
     fn is_on_demand(&self, devices: &[PciAddress]) -> bool {

@@ -158,7 +158,9 @@ impl Engine {
             self.publisher.event(kind, subject, detail);
         }
         if Some(id) == self.recovery {
-            self.recovered = true;
+            self.recovered = outcome.state == JobState::Done;
+            let told = outcome.error.as_ref().map(ToString::to_string);
+            self.ledger_fault = told.map(|error| format!("what the last start left could not be mended: {error}"));
         }
         self.observe();
         machines::ended(self, id, &outcome);

@@ -1,5 +1,5 @@
 # make demo and make test do their own set-up on a fresh Debian or Ubuntu machine with Rust.
-.PHONY: setup lint test demo
+.PHONY: setup lint test demo rig bench
 setup:
 	sh tests/setup.sh
 
@@ -9,6 +9,13 @@ lint: setup
 
 test: setup
 	cargo test --workspace --locked
+
+# The shipped daemon on a real kernel. RIG names cases; none: all.
+rig: setup
+	tests/rig/run $(RIG)
+
+bench: setup
+	cargo bench --locked --package gpuward-tests
 
 # `make demo SHELL=1` stays at a prompt on the simulated host. SHELL is make's own variable too: recipes go on with /bin/sh.
 DEMO := -- tests/demo.sh

@@ -16,7 +16,7 @@ use manager::request::{Ask, Goal, Request, Submission};
 use manager::spec::{MachineSpec, Node};
 use manager::view::{DeviceState, HostState, JobState, JobView, MachineState, MachineView, Update, View};
 use rustix::process::{Pid, Signal, kill_process};
-use tests::simhost::{SimHost, SimRoot};
+use tests::simhost::{Death, Errno, SimHost, SimKernel, SimRoot};
 use tests::standin;
 use vfio::{Deadlines, PciAddress};
 use virt::connect::Connect;
@@ -421,4 +421,69 @@ fn a_killed_start_leaves_nothing_behind() {
     daemon.until_state(machine, MachineState::Off);
     daemon.until_device(FIRST, DeviceState::Free);
     assert!(daemon.libvirt.list_all_domains(virt::sys::VIR_CONNECT_LIST_DOMAINS_ACTIVE).unwrap().is_empty());
+}
+
+#[test]
+fn p32_p102_a_gpu_that_does_not_come_back_clean_is_nobodys_until_a_person_has_looked() {
+    let daemon = Daemon::start();
+    daemon.assign(&[FIRST]);
+    let machine = daemon.create("train-1", ONE_GPU);
+    daemon.done(Request::StartMachine(machine));
+    daemon.sim.kernel.fail_on("reset", Errno::IO);
+    daemon.done(Request::StopMachine(machine));
+    daemon.until_device(FIRST, DeviceState::Quarantined);
+    let reason = daemon.until("the reason", |view| Some(view.devices[&at(FIRST)].reason.clone()));
+    assert!(reason.starts_with("0000:1b:00.0 could not be reset: the kernel refused"), "{reason}");
+    assert!(daemon.until("no claim", |view| view.claims.is_empty().then_some(true)));
+    assert!(daemon.owned().contains("\"0000:1b:00.0\": \"00000000-0000-0000-0000-000000000000\""), "nobody may use it");
+    let refused =
+        daemon.submit(Request::StartMachine(machine)).map(|job| daemon.finished(job).error.unwrap()).unwrap_or_else(|error| error);
+    assert_eq!(refused.kind, ErrorKind::NoFit, "{refused}");
+    daemon.sim.kernel.calm();
+    daemon.done(Request::ClearQuarantine(at(FIRST)));
+    daemon.done(Request::StartMachine(machine));
+}
+
+/// The daemon dies at a store of a machine's life and starts anew on the same host.
+fn dies(daemon: &mut Daemon, nth: usize, death: Death, request: Request) {
+    daemon.sim.kernel.die_at(nth, death);
+    let job = daemon.run(request);
+    assert_eq!(job.state, JobState::RollbackFailed, "it died");
+    daemon.engine.stop();
+    daemon.sim.kernel = Arc::new(SimKernel::new(daemon.sim.root()));
+    daemon.restart();
+}
+
+#[test]
+fn p68_wherever_the_daemon_dies_in_a_machines_life_its_device_comes_back() {
+    let mut daemon = Daemon::start_with("match = { vendor = \"10de\" }\nuse = \"on-demand\"\n");
+    let of_sysfs = |sim: &SimHost| sim.snapshot().into_iter().filter(|(path, _)| path.starts_with("sys")).collect::<Vec<_>>();
+    let before = of_sysfs(&daemon.sim);
+    let machine = daemon.create("train-1", ONE_GPU);
+    daemon.sim.kernel.calm();
+    daemon.done(Request::StartMachine(machine));
+    let taking = daemon.sim.kernel.stored().len();
+    daemon.done(Request::StopMachine(machine));
+    let stores = daemon.sim.kernel.stored().len();
+    let mut recoveries = 0;
+    for nth in 1..=stores {
+        for death in [Death::Before, Death::After] {
+            daemon.sim.kernel.calm();
+            if nth <= taking {
+                dies(&mut daemon, nth, death, Request::StartMachine(machine));
+            } else {
+                daemon.done(Request::StartMachine(machine));
+                dies(&mut daemon, nth - taking, death, Request::StopMachine(machine));
+            }
+            daemon.until_state(machine, MachineState::Off);
+            daemon.until_device(FIRST, DeviceState::Host);
+            daemon.until("all is over", |view| {
+                let is_over = view.claims.is_empty() && view.jobs.values().all(|job| job.state.is_over());
+                is_over.then_some(())
+            });
+            assert_eq!(of_sysfs(&daemon.sim), before, "died {death:?} store {nth}");
+            recoveries += 1;
+        }
+    }
+    println!("a machine's life with a device on demand: {stores} stores, died before and after each: {recoveries} recoveries");
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use uuid::Uuid;
 use virt::connect::Connect;
 
-pub use domain::{Domain, Presence};
+pub use domain::{Domain, Listed, Presence};
 pub use error::LibvirtError;
 pub use events::start_event_loop;
 pub use facts::{DomainType, HostFacts, hostdevs};

@@ -42,6 +42,17 @@ pub struct Domain {
     pub xml: String,
 }
 
+/// An active domain in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// Its name.
+    pub name: String,
+    /// Its live XML.
+    pub xml: String,
+}
+
 impl Libvirt {
     /// Creates a transient domain from `xml` and starts it.
     ///
@@ -63,15 +74,15 @@ impl Libvirt {
         })
     }
 
-    /// Every active domain, ours and others'.
+    /// Every active domain, ours and others'. Their state is not asked for: that may wait for a monitor that hangs.
     ///
     /// # Errors
     /// As every call.
-    pub fn active(&self) -> Result<Vec<Domain>, LibvirtError> {
+    pub fn active(&self) -> Result<Vec<Listed>, LibvirtError> {
         self.call("list domains", LOOK, |connect| {
             let mut active = Vec::new();
             for handle in connect.list_all_domains(virt_sys::VIR_CONNECT_LIST_DOMAINS_ACTIVE)? {
-                match describe(&handle) {
+                match list(&handle) {
                     Ok(domain) => active.push(domain),
                     Err(error) if is_no_domain(&error) => {}
                     Err(error) => return Err(error),
@@ -108,6 +119,10 @@ fn look(connect: &Connect, uuid: Uuid) -> Result<Presence, Error> {
         return Ok(Presence::Inactive);
     }
     describe(&handle).map(Presence::Active)
+}
+
+fn list(handle: &Handle) -> Result<Listed, Error> {
+    Ok(Listed { uuid: handle.uuid()?, name: handle.name()?, xml: handle.xml_desc(0)? })
 }
 
 fn describe(handle: &Handle) -> Result<Domain, Error> {

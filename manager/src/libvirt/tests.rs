@@ -40,7 +40,7 @@ fn a_domain_comes_is_seen_and_goes() {
     assert_eq!(next(&notices), Notice::Changed(uuid()));
     let Presence::Active(domain) = libvirt.presence(uuid()).unwrap() else { panic!("not active") };
     assert_eq!((domain.name.as_str(), domain.paused), ("gpuward-00000001", false));
-    assert_eq!(libvirt.active().unwrap(), [domain]);
+    assert_eq!(libvirt.active().unwrap(), [Listed { uuid: domain.uuid, name: domain.name, xml: domain.xml }]);
 
     libvirt.destroy(uuid()).unwrap();
     assert_eq!(next(&notices), Notice::Changed(uuid()));

@@ -4,6 +4,7 @@
 pub mod bus;
 pub mod engine;
 pub mod polkit;
+pub mod program;
 pub mod session;
 pub mod simhost;
 pub mod standin;

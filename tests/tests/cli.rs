@@ -3,28 +3,15 @@
 //! What it prints for each described host lies in `golden/cli`; `UPDATE_GOLDEN=1` writes it anew.
 
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
 use std::{env, fs};
 
+use tests::program;
 use tests::simhost::SimHost;
 
-/// The built command. Cargo builds no programs of other packages for a test, so it is asked to.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let cargo = env::var_os("CARGO").unwrap_or("cargo".into());
-        let built = Command::new(cargo).args(["build", "--quiet", "--package", "gpuward-manager", "--bin", "gpuward"]).status();
-        assert!(built.expect("cargo runs").success(), "gpuward is built");
-        // target/debug/deps/cli-… and target/debug/gpuward
-        let test = env::current_exe().expect("known");
-        test.ancestors().nth(2).expect("below the target directory").join("gpuward")
-    })
-}
-
 fn gpuward(arguments: &[&str]) -> Output {
-    let mut command = Command::new(program());
+    let mut command = Command::new(program::gpuward());
     command.args(arguments).env("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/nonexistent/bus").env_remove("NO_COLOR");
     command.output().expect("gpuward runs")
 }
@@ -143,7 +130,7 @@ fn a_captured_tree_cannot_write_to_the_terminal() {
 #[test]
 fn a_reader_that_has_seen_enough_is_no_failure() {
     let sim = SimHost::build("dgx-h100").expect("described");
-    let mut child = Command::new(program())
+    let mut child = Command::new(program::gpuward())
         .args(["list", "--root", sim.root().to_str().expect("UTF-8")])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -199,7 +186,7 @@ fn the_hook_lets_a_domain_without_devices_start_and_refuses_one_with_a_device_of
     let hostdev =
         "<hostdev mode='subsystem' type='pci'><source><address domain='0x0000' bus='0x41' slot='0x00' function='0x0'/></source></hostdev>";
     for (devices, status) in [("", 0), (hostdev, 1)] {
-        let mut hook = Command::new(program())
+        let mut hook = Command::new(program::gpuward())
             .args(["libvirt-hook", "guest", "prepare", "begin", "-", "--owned"])
             .arg(&owned)
             .stdin(Stdio::piped())

@@ -8,24 +8,28 @@ use tests::simhost::SimHost;
 /// The physical function of a network adapter: the rig has the same.
 const NIC: &str = "0000:05:00.0";
 
+/// What is asked of a real kernel: "the simulated kernel may only answer as a real one was seen to".
+const RIG: &str = include_str!("../rig/cases/sim-rules.py");
+
 /// Asks a simulated host and collects what did not come out as on the real one.
 struct Asker {
     sim: SimHost,
-    asked: Vec<&'static str>,
     wrong: Vec<String>,
 }
 
 impl Asker {
     fn new() -> Self {
         let sim = SimHost::build("workstation").expect("the host is described");
-        let asker = Self { sim, asked: Vec::new(), wrong: Vec::new() };
+        let asker = Self { sim, wrong: Vec::new() };
         assert_eq!(asker.numvfs("0"), "ok", "the real one starts without virtual functions");
         asker
     }
 
-    /// Every answer to a rule's questions is as expected.
+    /// Every answer to a rule's questions is as expected, and the rig asks a real kernel the same.
     fn observed(&mut self, rule: &'static str, expected: &[&str], answers: &[String]) {
-        self.asked.push(rule);
+        if !RIG.contains(&format!("\"{rule}\"")) {
+            self.wrong.push(format!("{rule}: no real kernel is asked"));
+        }
         if answers != expected {
             self.wrong.push(format!("{rule}: {answers:?}, a real kernel answers {expected:?}"));
         }
@@ -78,7 +82,6 @@ impl Asker {
 
     fn end(self) {
         assert!(self.wrong.is_empty(), "{}", self.wrong.join("\n"));
-        assert!(!self.asked.is_empty());
     }
 }
 

@@ -60,6 +60,9 @@ pub trait Manager {
 /// A device.
 #[zbus::proxy(interface = "org.gpuward1.Device", default_service = "org.gpuward1", assume_defaults = false)]
 pub trait Device {
+    /// What has no property: `power-state s`, `link-speed s`, `link-width u`, `boot-vga b`, `unreadable as`, …
+    fn describe(&self, options: Options<'_>) -> zbus::Result<Dict>;
+
     /// Who has it open: `{pid u, command s, unit s}` each.
     fn list_holders(&self, options: Options<'_>) -> zbus::Result<Vec<Dict>>;
 }
@@ -91,7 +94,7 @@ pub trait Job {
     #[zbus(allow_interactive_auth)]
     fn cancel(&self) -> zbus::Result<()>;
 
-    /// Answers when it is over: `{state s, result a{sv}}`, and the keys of its failure where it failed.
+    /// Answers when it is over: `state s`, what it made, and the keys of its failure where it failed.
     fn wait(&self, options: Options<'_>) -> zbus::Result<Dict>;
 }
 
@@ -104,6 +107,9 @@ pub enum CallError {
     /// There is no service, or no bus.
     #[error("the gpuward service is not there")]
     Absent(#[source] Box<zbus::Error>),
+    /// The service has no object at the path of the call.
+    #[error("the gpuward service knows nothing of it")]
+    NoObject(#[source] Box<zbus::Error>),
     /// Something else went wrong between here and the service.
     #[error("cannot talk to the gpuward service")]
     Broken(#[source] Box<zbus::Error>),
@@ -135,6 +141,10 @@ impl CallError {
             let failure = failure.remedy("run it as root, or as a member of group gpuward");
             return Some(Self::Answered(Box::new(failure)));
         }
+        let boxed = || Box::new(zbus::Error::FDO(Box::new(error.clone())));
+        if matches!(error, E::UnknownObject(_) | E::UnknownInterface(_) | E::UnknownMethod(_)) {
+            return Some(Self::NoObject(boxed()));
+        }
         let nobody_there = matches!(
             error,
             E::ServiceUnknown(_)
@@ -146,7 +156,7 @@ impl CallError {
                 | E::SpawnFailed(_)
                 | E::SpawnServiceNotFound(_)
         );
-        nobody_there.then(|| Self::Absent(Box::new(zbus::Error::FDO(Box::new(error.clone())))))
+        nobody_there.then(|| Self::Absent(boxed()))
     }
 }
 

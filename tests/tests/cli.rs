@@ -2,6 +2,8 @@
 //!
 //! What it prints for each described host lies in `golden/cli`; `UPDATE_GOLDEN=1` writes it anew.
 
+#![allow(clippy::expect_used)]
+
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

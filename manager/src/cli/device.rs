@@ -76,7 +76,7 @@ impl Device {
         Self {
             address: function.address.to_string(),
             identity: function.identity.to_string(),
-            vendor: function.vendor_name.clone().unwrap_or_else(|| format!("{:04x}", function.ids.vendor)),
+            vendor: function.vendor_name.clone().unwrap_or_default(),
             model: function.model_name.clone().unwrap_or_else(|| function.ids.to_string()),
             class: class_of(function.kind).into(),
             numa_node: function.numa_node.map(i64::from),
@@ -91,7 +91,7 @@ impl Device {
             state: (!function.is_on_vfio()).then(|| "host".into()),
             reset_methods: function.reset_methods.clone(),
             bars: function.bars.iter().map(|bar| Bar { index: bar.index.into(), size: bar.size }).collect(),
-            vfio_node: text(&function.vfio_device),
+            vfio_node: function.vfio_group_node().filter(|_| function.is_on_vfio()).map(|node| format!("/{node}")),
             vfio_driver: Some(function.vfio_driver.clone()),
             power_state: text(&function.power.state),
             link: function.link.as_ref().map(|link| format!("{} x{}, most {} x{}", link.speed, link.width, link.max_speed, link.max_width)),
@@ -119,7 +119,7 @@ impl Device {
     pub(super) fn holder(&self) -> String {
         let holder = [&self.held_by, &self.reason, &self.driver].into_iter().flatten().find(|text| !text.is_empty());
         let holder = holder.map(String::as_str).unwrap_or_default();
-        let processes: Vec<_> = self.holders.iter().flatten().map(Holder::name).collect();
+        let processes: Vec<_> = self.holders.iter().flatten().filter(|holder| holder.is_known()).map(Holder::name).collect();
         if processes.is_empty() { holder.into() } else { format!("{holder} ({})", processes.join(", ")).trim_start().to_owned() }
     }
 
@@ -194,7 +194,7 @@ mod tests {
             ("NVIDIA Corporation", "GH100 [H100 SXM5 80GB]", "NVIDIA H100 SXM5 80GB"),
             ("Advanced Micro Devices, Inc. [AMD/ATI]", "Aqua Vanjaram [Instinct MI300X]", "AMD Instinct MI300X"),
             ("Intel Corporation", "82576 Virtual Function", "Intel 82576 Virtual Function"),
-            ("10de", "10de:ffff", "10de 10de:ffff"),
+            ("", "10de:ffff", "10de:ffff"),
             ("", "", ""),
         ];
         for (vendor, model, name) in cases {

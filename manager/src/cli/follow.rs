@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use serde_json::{Map, Value};
 use zbus::export::ordered_stream::OrderedStreamExt;
 use zbus::{Connection, MessageStream, OwnedObjectPath, Variant, fdo};
 
@@ -14,13 +15,16 @@ use super::{Context, Stop};
 use crate::client::{Client, JobProxy, Options, Record, failure_in, to_json};
 use crate::failure::{ErrorKind, Failure};
 
+/// Keys of a job's result that tell how it ended rather than what it made.
+const ENDING: [&str; 5] = ["state", "error", "message", "why", "remedy"];
+
 /// A job that has ended well, or that is not waited for.
 #[derive(Debug)]
 pub(super) struct Followed {
     /// Its number.
     pub job: u64,
     /// What it made; `None` where it was not waited for.
-    pub result: Option<Record>,
+    pub made: Option<Map<String, Value>>,
 }
 
 /// A job as `--json` prints what came of it.
@@ -28,7 +32,13 @@ pub(super) struct Followed {
 struct Outcome {
     job: u64,
     state: Option<&'static str>,
-    result: Option<serde_json::Map<String, serde_json::Value>>,
+    result: Option<Map<String, Value>>,
+}
+
+/// What a job made, of the dictionary that tells how it ended.
+pub(super) fn made(ended: &Record) -> Map<String, Value> {
+    let made = ended.0.iter().filter(|(key, _)| !ENDING.contains(&key.as_str()));
+    made.map(|(key, value)| (key.clone(), to_json(value))).collect()
 }
 
 impl Request {
@@ -50,7 +60,7 @@ where
     let signals = if shown { Some(client.signals()?) } else { None };
     let path = client.wait(call(client.bus().clone()))?;
     if request.no_wait {
-        return Ok(Followed { job: number(&path), result: None });
+        return Ok(Followed { job: number(&path), made: None });
     }
     wait_for(client, &path, signals)
 }
@@ -79,7 +89,7 @@ fn outcome(job: u64, ended: Record) -> Result<Followed, Stop> {
         return Err(Stop::Failed(Box::new(failure)));
     }
     match ended.text("state") {
-        "done" => Ok(Followed { job, result: Some(ended.record("result")) }),
+        "done" => Ok(Followed { job, made: Some(made(&ended)) }),
         "canceled" => Err(Stop::Failed(Box::new(Failure::new(ErrorKind::Canceled, format!("job {job} was canceled"))))),
         other => Err(Stop::Failed(Box::new(Failure::new(ErrorKind::Internal, format!("job {job} ended as {other:?} without a reason"))))),
     }
@@ -93,11 +103,10 @@ impl Followed {
     /// Says what came of it: JSON, the number of a job that goes on, or `text`.
     pub(super) fn say(&self, context: &mut Context, text: &str) -> Result<(), Stop> {
         if context.output.is_json() {
-            let json = |record: &Record| record.0.iter().map(|(key, value)| (key.clone(), to_json(value))).collect();
-            let state = self.result.as_ref().map(|_| "done");
-            return Ok(context.output.json(&Outcome { job: self.job, state, result: self.result.as_ref().map(json) })?);
+            let state = self.made.as_ref().map(|_| "done");
+            return Ok(context.output.json(&Outcome { job: self.job, state, result: self.made.clone() })?);
         }
-        let line = if self.result.is_some() { format!("{text} (job {})", self.job) } else { format!("job {}", self.job) };
+        let line = if self.made.is_some() { format!("{text} (job {})", self.job) } else { format!("job {}", self.job) };
         Ok(context.output.line(line)?)
     }
 }

@@ -56,6 +56,11 @@ fn told(record: &Record) -> Holder {
 }
 
 impl Holder {
+    /// Whether it is known to hold the device; a process that may not be looked at could.
+    pub(super) fn is_known(&self) -> bool {
+        self.command != "?"
+    }
+
     /// `nvidia-persistenced[812]`
     pub(super) fn name(&self) -> String {
         format!("{}[{}]", self.command, self.pid)

@@ -6,12 +6,12 @@ use serde::Serialize;
 use zbus::OwnedObjectPath;
 
 use super::args::JobCommand;
-use super::follow::wait_for;
+use super::follow::{made, wait_for};
 use super::names::{number_of_path, subject_of_path};
 use super::output::{details, moment};
 use super::{Context, Stop};
-use crate::client::{ENTRY, JobProxy, Record, failure_in, to_json};
-use crate::failure::Failure;
+use crate::client::{CallError, ENTRY, JobProxy, Record, failure_in};
+use crate::failure::{ErrorKind, Failure};
 
 /// A job as `--json` prints it.
 #[derive(Debug, Serialize)]
@@ -65,7 +65,8 @@ fn list(context: &mut Context) -> Result<(), Stop> {
 
 fn show(context: &mut Context, number: u64) -> Result<(), Stop> {
     let path = path_of(number)?;
-    let job = told(number, &context.client()?.properties(&path, "Job")?);
+    let record = context.client()?.properties(&path, "Job").map_err(|error| missing(number, error))?;
+    let job = told(number, &record);
     if context.output.is_json() {
         return Ok(context.output.json(&job)?);
     }
@@ -88,13 +89,14 @@ fn watch(context: &mut Context, number: u64) -> Result<(), Stop> {
     let path = path_of(number)?;
     let client = context.client()?;
     let signals = if stderr().is_terminal() { Some(client.signals()?) } else { None };
-    wait_for(client, &path, signals)?.say(context, "done")
+    wait_for(client, &path, signals).map_err(|stop| stop.of_missing_object(|| no_job(number)))?.say(context, "done")
 }
 
 fn cancel(context: &mut Context, number: u64) -> Result<(), Stop> {
     let path = path_of(number)?;
     let client = context.client()?;
-    client.wait(async { JobProxy::builder(client.bus()).path(path.clone()).build().await?.cancel().await })?;
+    let canceled = client.wait(async { JobProxy::builder(client.bus()).path(path.clone()).build().await?.cancel().await });
+    canceled.map_err(|error| missing(number, error))?;
     if context.output.is_json() {
         return Ok(context.output.json(&serde_json::json!({ "job": number }))?);
     }
@@ -104,6 +106,15 @@ fn cancel(context: &mut Context, number: u64) -> Result<(), Stop> {
 fn path_of(job: u64) -> Result<OwnedObjectPath, Stop> {
     let path = OwnedObjectPath::try_from(format!("{ENTRY}/job/{job}"));
     path.map_err(|error| Stop::Wrong(format!("{job} is no job: {error}")))
+}
+
+fn missing(job: u64, error: CallError) -> Stop {
+    Stop::from(error).of_missing_object(|| no_job(job))
+}
+
+fn no_job(job: u64) -> Failure {
+    let failure = Failure::new(ErrorKind::Conflict, format!("there is no job {job}, or it ended long ago"));
+    failure.remedy("`gpuward job list` names those that are kept")
 }
 
 fn told(job: u64, record: &Record) -> Job {
@@ -117,7 +128,7 @@ fn told(job: u64, record: &Record) -> Job {
         step: record.text("Step").into(),
         about: record.texts("Objects").iter().map(|path| subject_of_path(path)).collect(),
         error: failure_in(&result),
-        result: result.0.iter().map(|(key, value)| (key.clone(), to_json(value))).collect(),
+        result: made(&result),
         request_id: record.text("RequestId").into(),
         started_by_uid: number("StartedByUID"),
         started_at: number("StartedAt").map(moment),

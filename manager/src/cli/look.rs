@@ -11,7 +11,7 @@ use super::device::Device;
 use super::holders::{self, ByDevice};
 use super::output::{Output, details};
 use super::{Context, Stop};
-use crate::client::ManagerProxy;
+use crate::client::{DeviceProxy, ManagerProxy, Options, Record};
 use crate::failure::{ErrorKind, Failure};
 
 /// What `list --json` prints.
@@ -89,11 +89,13 @@ pub(super) fn show(context: &mut Context, address: PciAddress, tree: &Tree) -> R
 
 fn ask(context: &mut Context, address: PciAddress) -> Result<(Device, ByDevice), Stop> {
     let client = context.client()?;
-    let (path, holders) = client.wait(async {
+    let (path, facts, holders) = client.wait(async {
         let path = ManagerProxy::new(client.bus()).await?.get_device(&address.to_string()).await?;
-        Ok((path, holders::ask(client.bus(), &[address]).await?))
+        let facts = DeviceProxy::builder(client.bus()).path(path.clone()).build().await?.describe(Options::new()).await?;
+        Ok((path, facts, holders::ask(client.bus(), &[address]).await?))
     })?;
-    let device = Device::told_at(&client.objects()?, path.as_str()).ok_or_else(|| absent(address))?;
+    let mut device = Device::told_at(&client.objects()?, path.as_str()).ok_or_else(|| absent(address))?;
+    device.take_facts(&Record(facts));
     Ok((device, holders))
 }
 

@@ -100,11 +100,20 @@ fn json(dict: &Dict) -> Map<String, Value> {
 }
 
 fn text(line: &Line) -> String {
-    let value = |value: &Value| value.as_str().map_or_else(|| value.to_string(), subject_of_path);
-    let details = line.detail.iter().filter(|(key, _)| *key != "generation").map(|(key, found)| format!("{key}={}", value(found)));
-    let details = details.collect::<Vec<_>>().join("  ");
+    let details = line.detail.iter().map(|(key, value)| (key, shown(value)));
+    let details = details.filter(|(key, value)| *key != "generation" && !value.is_empty());
+    let details = details.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("  ");
     let text = format!("{}  {}  {}  {details}", line.time, line.what, line.subject);
     safe(&text).trim_end().to_owned()
+}
+
+// Object paths as what they are about; lists without brackets.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => subject_of_path(text),
+        Value::Array(values) => values.iter().map(shown).collect::<Vec<_>>().join(","),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => value.to_string(),
+    }
 }
 
 /// The name of a property as a key: `StartedByUID` is `started-by-uid`.

@@ -39,7 +39,7 @@ impl From<CallError> for Stop {
     fn from(error: CallError) -> Self {
         match error {
             CallError::Answered(failure) => Self::Failed(failure),
-            CallError::Absent(_) | CallError::Broken(_) => Self::Call(error),
+            CallError::Absent(_) | CallError::NoObject(_) | CallError::Broken(_) => Self::Call(error),
         }
     }
 }
@@ -69,6 +69,11 @@ struct Detail {
 }
 
 impl Stop {
+    /// The same, or `failure` where the service says that there is no such object.
+    pub(super) fn of_missing_object(self, failure: impl FnOnce() -> Failure) -> Self {
+        if matches!(self, Self::Call(CallError::NoObject(_))) { Self::Failed(Box::new(failure())) } else { self }
+    }
+
     /// Says why on standard error (with `--json` also on standard output) and gives the exit status.
     pub(super) fn report(self, output: &mut Output) -> ExitCode {
         let report = match self {
@@ -109,7 +114,7 @@ impl Report {
                 ABSENT,
                 "start it (`systemctl start gpuwardd`), name its bus (--bus ADDRESS), or read a captured tree (`gpuward list --root DIR`)",
             ),
-            CallError::Answered(_) | CallError::Broken(_) => (FAILED, ""),
+            CallError::Answered(_) | CallError::NoObject(_) | CallError::Broken(_) => (FAILED, ""),
         };
         Self { error: Detail { kind: None, message: error.to_string(), why, remedy: remedy.into() }, exit_status }
     }

@@ -14,6 +14,18 @@ impl Device {
         devices
     }
 
+    /// Takes what the service has no properties for.
+    pub(in crate::cli) fn take_facts(&mut self, facts: &Record) {
+        let number = |key| facts.number(key).unwrap_or_default();
+        self.power_state = some(facts, "power-state");
+        self.link = some(facts, "link-max-speed").map(|most| {
+            let (now, width, most_width) = (facts.text("link-speed"), number("link-width"), number("link-max-width"));
+            format!("{now} x{width}, most {most} x{most_width}")
+        });
+        self.boot_display = Some(facts.flag("boot-vga"));
+        self.unreadable = facts.texts("unreadable");
+    }
+
     /// The device at `path`.
     pub(in crate::cli) fn told_at(objects: &Objects, path: &str) -> Option<Self> {
         let interfaces = objects.get(path)?;
@@ -33,7 +45,7 @@ impl Device {
             group: number_of_path(group_path),
             viable: group.map(|group| group.flag("Viable")),
             why_not_viable: group.and_then(|group| some(group, "WhyNot")),
-            group_members: group.map(|group| devices(group, "Members")).unwrap_or_default(),
+            group_members: group.map(members).unwrap_or_default(),
             acs: group.map(|group| group.records("Acs").iter().map(lack).collect()).unwrap_or_default(),
             bundle: devices(device, "Bundle"),
             use_: some(device, "Use"),
@@ -57,6 +69,14 @@ fn some(record: &Record, key: &str) -> Option<String> {
 
 fn devices(record: &Record, key: &str) -> Vec<String> {
     record.texts(key).into_iter().map(|path| device_of_path(&path).map_or(path, |address| address.to_string())).collect()
+}
+
+fn members(group: &Record) -> Vec<String> {
+    let others = group.records("Others");
+    let mut members = devices(group, "Members");
+    members.extend(others.iter().map(|other| other.text("address").to_owned()));
+    members.sort();
+    members
 }
 
 fn lack(port: &Record) -> String {

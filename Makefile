@@ -43,6 +43,7 @@ install:
 	install -D -m 644 manager/data/org.gpuward1.service $(SHARE)/dbus-1/system-services/org.gpuward1.service
 	install -D -m 644 manager/data/org.gpuward1.policy $(SHARE)/polkit-1/actions/org.gpuward1.policy
 	install -D -m 644 manager/data/50-gpuward.rules $(SHARE)/polkit-1/rules.d/50-gpuward.rules
+	install -D -m 644 manager/data/gpuward-restore.service $(DESTDIR)/usr/lib/systemd/system/gpuward-restore.service
 	install -D -m 644 manager/data/gpuwardd.service $(DESTDIR)/usr/lib/systemd/system/gpuwardd.service
 	install -D -m 644 manager/data/gpuward.sysusers $(DESTDIR)/usr/lib/sysusers.d/gpuward.conf
 	install -D -m 644 manager/data/gpuward.tmpfiles $(DESTDIR)/usr/lib/tmpfiles.d/gpuward.conf

@@ -71,7 +71,7 @@ pub type Publish = Box<dyn FnMut(Update) + Send>;
 const SETTLING: Duration = Duration::from_millis(200);
 
 /// How long the engine waits for jobs to undo what they did when it is to end.
-const WIND_UP: Duration = Duration::from_secs(10);
+const WIND_UP: Duration = Duration::from_secs(8);
 
 /// What reaches the engine's thread.
 pub enum Message {
@@ -131,7 +131,7 @@ impl EngineHandle {
         self.send(Message::Reload);
     }
 
-    /// Ends the engine and waits for it. Jobs on devices are canceled and undone, as far as that takes 10 s; other jobs in hand are
+    /// Ends the engine and waits for it. Jobs on devices are canceled and undone, as far as that takes 8 s; other jobs in hand are
     /// left as a crash would leave them: the next start mends them.
     pub fn stop(&self) {
         self.send(Message::Stop);
@@ -159,7 +159,7 @@ pub struct Engine {
     recovery: Option<JobId>,
     recovered: bool,
     stopping: bool,
-    /// Devices that were in the pool before this boot.
+    /// Devices that were taken in an earlier boot.
     to_restore: BTreeSet<PciAddress>,
     ledger: Ledger,
     inventory: Arc<Inventory>,

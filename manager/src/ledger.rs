@@ -89,6 +89,9 @@ pub struct DeviceRecord {
     pub identity: Identity,
     /// How far it is.
     pub standing: Standing,
+    /// The boot in which it was taken (again).
+    #[serde(default)]
+    pub boot: String,
     /// What it had before, and gets back.
     pub original: Original,
 }

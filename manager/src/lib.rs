@@ -20,5 +20,6 @@ pub mod libvirt;
 pub mod machine;
 pub mod plan;
 pub mod request;
+pub mod restore;
 pub mod spec;
 pub mod view;

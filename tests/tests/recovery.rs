@@ -200,6 +200,25 @@ fn p66_after_a_reboot_the_pool_is_what_it_was() {
 }
 
 #[test]
+fn p42_the_unit_at_boot_takes_the_pool_again_and_ends() {
+    let managed = dgx();
+    let (daemon, _) = start(&managed);
+    daemon.apply(&[assign(gpu())]).unwrap();
+    daemon.stop();
+    let managed = reboot(managed);
+    manager::restore::run(managed.options()).unwrap();
+    let stores = managed.sim.kernel.stored().len();
+    assert!(stores > 0);
+    let (daemon, state) = start(&managed);
+    assert_eq!((state, managed.sim.kernel.stored().len()), (DeviceState::Free, stores), "nothing is left for the daemon");
+    daemon.stop();
+    let managed = reboot(managed);
+    managed.sim.kernel.fail_on("driver/unbind", Errno::IO);
+    let failed = manager::restore::run(managed.options()).unwrap_err();
+    assert_eq!(failed.to_string(), "1 of the bundles in the pool could not be taken again");
+}
+
+#[test]
 fn a_reboot_forgets_what_was_half_done() {
     let managed = died(4, Death::After);
     let managed = reboot(managed);
@@ -217,7 +236,7 @@ fn reboot(managed: Managed) -> Managed {
     let back = vfio::Change::Binding { device, from: Default::default(), to: was };
     back.make(&host, &Default::default()).unwrap();
     managed.sim.set("sys/bus/pci/devices/0000:1b:00.0/d3cold_allowed", "1").unwrap();
-    managed.sim.set("proc/sys/kernel/random/boot_id", "another-boot").unwrap();
+    managed.sim.set("proc/sys/kernel/random/boot_id", &uuid::Uuid::new_v4().to_string()).unwrap();
     managed.restart()
 }
 

@@ -38,6 +38,9 @@ struct Arguments {
     /// Observe a captured tree: nothing is changed
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
+    /// Take again what was in the pool before this boot, and end: without bus and libvirt
+    #[arg(long, conflicts_with_all = ["bus", "libvirt", "root"])]
+    restore: bool,
     /// Make one store that is asked for on standard input (used by the daemon itself)
     #[arg(long, hide = true)]
     store: bool,
@@ -70,7 +73,9 @@ fn log() {
 
 fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let host = host(&arguments.run_dir, arguments.root)?;
+    let restores = arguments.restore;
     let hypervisor = match arguments.libvirt.as_deref() {
+        None if restores => Hypervisor::None,
         None => Hypervisor::Configured,
         Some("none") => Hypervisor::None,
         Some(uri) => Hypervisor::At(Source::Uri(uri.to_owned())),
@@ -83,6 +88,9 @@ fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
         deadlines: Deadlines::default(),
         machines: machines::Options { hypervisor },
     };
+    if restores {
+        return Ok(manager::restore::run(engine)?);
+    }
     let bus = arguments.bus.map_or(Address::System, Address::At);
     Ok(daemon::run(Options { engine, bus })?)
 }

@@ -13,7 +13,7 @@ use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
 use crate::journal::{self, Left};
 use crate::ledger::moves::bindings;
-use crate::ledger::{ClaimRecord, Ledger, Standing};
+use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, Standing};
 use crate::plan::{Move, Plan, Side};
 use crate::request::{Goal, Request, Submission};
 use crate::view::{EventKind, JobState, JobView, Subject};
@@ -27,21 +27,19 @@ impl Engine {
         let boot = boot_id(&self.options.host);
         let inventory = self.inventory.clone();
         let job = JobId(self.ledger.next_job);
-        let is_new_boot = !self.ledger.boot.is_empty() && self.ledger.boot != boot;
         let started = self.commit(|ledger| {
             ledger.next_job += 1;
             ledger.boot = boot;
             ledger.follow(&inventory);
         });
-        if is_new_boot {
-            let active = self.ledger.devices.iter().filter(|(_, record)| record.standing == Standing::Active);
-            self.to_restore = active.map(|(device, _)| *device).collect();
-        }
         if let Err(failure) = started {
             self.ledger_fault = Some(failure.to_string());
             self.publish();
             return;
         }
+        let before = |record: &DeviceRecord| record.standing == Standing::Active && record.boot != self.ledger.boot;
+        let taken_before = self.ledger.devices.iter().filter(|(_, record)| before(record));
+        self.to_restore = taken_before.map(|(device, _)| *device).collect();
         self.recovery = Some(job);
         let view = JobView {
             kind: "recover",
@@ -72,7 +70,8 @@ impl Engine {
         let free = |device: &PciAddress| self.ledger.claim_on(*device).is_none();
         let (ready, claimed): (BTreeSet<_>, BTreeSet<_>) = std::mem::take(&mut self.to_restore).into_iter().partition(free);
         self.to_restore = claimed;
-        let bundles: BTreeSet<_> = ready.into_iter().map(|device| self.bundle_of(device)).collect();
+        let ours = ready.into_iter().filter(|device| self.ledger.devices.contains_key(device));
+        let bundles: BTreeSet<_> = ours.map(|device| self.bundle_of(device)).collect();
         for device in bundles.iter().filter_map(|bundle| bundle.last().copied()) {
             let request = Request::Apply { goals: vec![Goal::Assign { device, force: false }], plan_digest: None };
             let submission = Submission { request, uid: 0, request_id: String::new(), if_generation: None };

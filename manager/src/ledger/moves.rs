@@ -18,14 +18,16 @@ pub fn bindings(host: &Host, devices: impl IntoIterator<Item = PciAddress>) -> B
 impl Ledger {
     /// Bundles are about to move. What a device had before is recorded once, when it is first taken.
     pub fn begin_moves(&mut self, moves: &[Move], inventory: &Inventory) {
+        let boot = self.boot.clone();
         for (to, device) in each(moves) {
             match (to, self.devices.get_mut(&device)) {
-                (Side::Pool, Some(record)) => record.standing = Standing::Pending,
+                (Side::Pool, Some(record)) => (record.standing, record.boot) = (Standing::Pending, boot.clone()),
                 (Side::Host, Some(record)) => record.standing = Standing::Releasing,
                 (Side::Pool, None) => {
                     let taken = inventory.devices.get(&device).map(|function| DeviceRecord {
                         identity: function.identity.clone(),
                         standing: Standing::Pending,
+                        boot: boot.clone(),
                         original: plan::original(function),
                     });
                     self.devices.extend(taken.map(|record| (device, record)));

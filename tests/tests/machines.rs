@@ -63,7 +63,11 @@ impl Daemon {
     }
 
     fn start_with(rule: &str) -> Self {
-        let sim = SimHost::at(SimRoot::temporary("dgx-h100").expect("laid"));
+        Self::start_on("dgx-h100", rule)
+    }
+
+    fn start_on(host: &str, rule: &str) -> Self {
+        let sim = SimHost::at(SimRoot::temporary(host).expect("laid"));
         let config = sim.root().join("etc/gpuward/gpuward.toml");
         fs::create_dir_all(config.parent().unwrap()).expect("made");
         fs::write(&config, format!("format = 1\n[[devices]]\n{rule}")).expect("written");
@@ -486,4 +490,21 @@ fn p68_wherever_the_daemon_dies_in_a_machines_life_its_device_comes_back() {
         }
     }
     println!("a machine's life with a device on demand: {stores} stores, died before and after each: {recoveries} recoveries");
+}
+
+#[test]
+fn a_group_that_lost_its_isolation_meanwhile_is_not_handed_out() {
+    let daemon = Daemon::start_on("crowded-group", "match = { vendor = \"10de\" }\nuse = \"pool\"\n");
+    let soon = || Instant::now() + Duration::from_secs(5);
+    let disk = "0000:01:00.1";
+    let store = |attribute: &str| daemon.sim.host().store(format!("sys/bus/pci/drivers/nvme/{attribute}"), disk, soon()).expect("stored");
+    store("unbind");
+    daemon.assign(&["0000:01:00.0"]);
+    let machine = daemon.create("train-1", "[[device]]\nkind = \"gpu\"\nidentity = \"0000:01:00.0\"\n");
+    store("bind");
+    let error = daemon.run(Request::StartMachine(machine)).error.expect("it fails");
+    assert_eq!(error.kind, ErrorKind::NotViable);
+    assert!(error.message.starts_with("0000:01:00.0 cannot be isolated any more: 0000:01:00.1"), "{error}");
+    store("unbind");
+    daemon.done(Request::StartMachine(machine));
 }

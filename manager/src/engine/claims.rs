@@ -167,22 +167,28 @@ pub fn take(worker: &Worker, claimed: &Claimed) -> Result<(), Box<Outcome>> {
 /// A device has left, was moved by somebody else, does not answer, or is held.
 pub fn ready(host: &Host, ledger: &Ledger, devices: &[PciAddress]) -> Result<(), Failure> {
     let inventory = Inventory::observe(host, 0);
-    for device in devices {
-        let Some(function) = inventory.devices.get(device) else {
-            return Err(Failure::new(ErrorKind::NoSuchDevice, format!("{device} has left the host")));
-        };
-        if ledger.record_of(function).is_none() || !plan::is_in_pool(function) {
-            let driver = function.driver.as_deref().unwrap_or("no driver");
-            return Err(Failure::new(ErrorKind::Conflict, format!("{device} is bound to {driver}: somebody else moved it"))
-                .remedy("assign it again"));
-        }
-        answers(host, function).map_err(|reason| Failure::new(ErrorKind::PreflightFailed, format!("{device} {reason}")))?;
-    }
+    devices.iter().try_for_each(|device| is_in_order(host, ledger, &inventory, *device))?;
     let held = observe(host, &devices.iter().copied().collect(), &inventory).holders;
     match held.into_iter().next() {
         Some((device, holders)) => Err(plan::Refusal::Held { device, holders, pausable: Vec::new() }.into()),
         None => Ok(()),
     }
+}
+
+fn is_in_order(host: &Host, ledger: &Ledger, inventory: &Inventory, device: PciAddress) -> Result<(), Failure> {
+    let Some(function) = inventory.devices.get(&device) else {
+        return Err(Failure::new(ErrorKind::NoSuchDevice, format!("{device} has left the host")));
+    };
+    if ledger.record_of(function).is_none() || !plan::is_in_pool(function) || !function.is_on_vfio() {
+        let driver = function.driver.as_deref().unwrap_or("no driver");
+        let message = format!("{device} is bound to {driver}: somebody else moved it");
+        return Err(Failure::new(ErrorKind::Conflict, message).remedy("assign it again"));
+    }
+    if let Some(reason) = function.group.and_then(|group| inventory.not_viable(group)) {
+        let message = format!("{device} cannot be isolated any more: {reason}, in the same IOMMU group");
+        return Err(Failure::new(ErrorKind::NotViable, message).remedy("unbind that driver"));
+    }
+    answers(host, function).map_err(|reason| Failure::new(ErrorKind::PreflightFailed, format!("{device} {reason}")))
 }
 
 /// What became of a claim that was given back.

@@ -15,6 +15,7 @@ rig: setup
 	tests/rig/run $(RIG)
 
 bench: setup
+	cargo build --release --locked --bins
 	cargo bench --locked --package gpuward-tests
 
 # `make demo SHELL=1` stays at a prompt on the simulated host. SHELL is make's own variable too: recipes go on with /bin/sh.

@@ -3,12 +3,13 @@
 //! A method parses, asks who may, and hands the request to the engine; its job's path is the answer, at once. Getters read the
 //! last view. Objects come first and the name last, so that whoever sees the name sees everything.
 
-pub mod authority;
+mod authority;
 mod claim;
 mod device;
 mod dict;
 mod error;
 mod group;
+mod guard;
 mod job;
 mod machine;
 mod manager;
@@ -18,7 +19,7 @@ mod service;
 
 use std::sync::Arc;
 
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::sync::watch;
 use vfio::Host;
 use zbus::fdo::{ObjectManager, RequestNameFlags};
@@ -26,7 +27,9 @@ use zbus::{Connection, connection};
 
 use crate::engine::EngineHandle;
 use crate::view::Update;
+pub use authority::Action;
 use authority::Authority;
+use guard::Guarded;
 use manager::Manager;
 use publisher::Publisher;
 use service::Service;
@@ -62,14 +65,15 @@ pub async fn connect(address: &Address) -> zbus::Result<Connection> {
 pub async fn serve(connection: Connection, engine: EngineHandle, host: Host, mut updates: UnboundedReceiver<Update>) -> zbus::Result<()> {
     let (board, view) = watch::channel(Arc::default());
     let instance = uuid::Uuid::new_v4().simple().to_string();
-    let service = Arc::new(Service { view, engine, authority: Authority::new(connection.clone()), host, instance });
+    let (reached, waiting) = mpsc::unbounded_channel();
+    let service = Arc::new(Service { view, engine, authority: Authority::new(connection.clone()), host, instance, reached });
     let server = connection.object_server();
-    server.at(paths::ENTRY, ObjectManager).await?;
-    server.at(paths::ENTRY, Manager(service.clone())).await?;
+    server.at(paths::ENTRY, Guarded::whole(ObjectManager, service.clone())).await?;
+    server.at(paths::ENTRY, Guarded::new(Manager(service.clone()), service.clone())).await?;
     let mut publisher = Publisher::new(connection.clone(), service, board);
     let Some(first) = updates.recv().await else { return Ok(()) };
     publisher.publish(first).await?;
     connection.request_name_with_flags(NAME, RequestNameFlags::DO_NOT_QUEUE).await?;
-    publisher.run(updates).await;
+    publisher.run(updates, waiting).await;
     Ok(())
 }

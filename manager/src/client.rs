@@ -39,8 +39,8 @@ pub type Dict = HashMap<String, OwnedVariant>;
 pub trait Manager {
     /// What would be done for goals `{goal s: assign or release, device s: address, force b}`.
     ///
-    /// Answers steps `{stage u, device s, knob s, from s, to s}`, refusals (failures as dictionaries), and the plan's digest.
-    fn plan(&self, goals: Vec<Options<'_>>, options: Options<'_>) -> zbus::Result<(Vec<Dict>, Vec<Dict>, String)>;
+    /// Answers `steps` (`{stage u, device s, knob s, from s, to s}`), `refusals` (failures as dictionaries), and the plan's `digest`.
+    fn plan(&self, goals: Vec<Options<'_>>, options: Options<'_>) -> zbus::Result<Dict>;
 
     /// Carries out goals together; with `plan-digest s` exactly the plan that was looked at.
     #[zbus(allow_interactive_auth)]

@@ -1,10 +1,14 @@
 //! Who may do what: polkit is asked about the caller, before anything is looked up.
+//!
+//! Properties and the list of objects are for the circle that sees everything: root, the user the daemon runs as, and members of
+//! group `gpuward`. Methods need a polkit action each. Nothing here runs on the engine.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
+use rustix::process::geteuid;
 use zbus::Connection;
-use zbus::fdo::DBusProxy;
+use zbus::fdo::{ConnectionCredentials, DBusProxy};
 use zbus::message::{Flags, Header};
 use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 
@@ -19,6 +23,8 @@ pub enum Action {
     ManageMachines,
     /// Move devices between the host and the pool.
     Assign,
+    /// Let devices out of quarantine.
+    ClearQuarantine,
     /// Assign in spite of a warning (the boot display).
     Force,
     /// Name what is the administrator's: host paths, bridges, kernels.
@@ -27,7 +33,7 @@ pub enum Action {
 
 impl Action {
     /// Every action.
-    pub const ALL: [Self; 5] = [Self::Inspect, Self::ManageMachines, Self::Assign, Self::Force, Self::Configure];
+    pub const ALL: [Self; 6] = [Self::Inspect, Self::ManageMachines, Self::Assign, Self::ClearQuarantine, Self::Force, Self::Configure];
 
     /// Its name for polkit.
     pub fn id(self) -> &'static str {
@@ -35,6 +41,7 @@ impl Action {
             Self::Inspect => "org.gpuward.inspect",
             Self::ManageMachines => "org.gpuward.manage-machines",
             Self::Assign => "org.gpuward.assign",
+            Self::ClearQuarantine => "org.gpuward.clear-quarantine",
             Self::Force => "org.gpuward.force",
             Self::Configure => "org.gpuward.configure",
         }
@@ -50,6 +57,9 @@ pub(super) struct Caller {
 /// How long polkit may take, without and with a person to be asked.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PATIENCE_WITH_PEOPLE: Duration = Duration::from_secs(300);
+
+/// The group that sees everything.
+const GROUP: &str = "gpuward";
 
 /// Asks about callers.
 #[derive(Debug)]
@@ -67,7 +77,7 @@ impl Authority {
     /// # Errors
     /// `NotAuthorized`, with no word about what the call was about.
     pub(super) async fn check(&self, header: &Header<'_>, action: Action, details: &[(&str, &str)]) -> Result<Caller, Failure> {
-        let uid = self.uid(header).await.map_err(|error| refusal(action).because(format!("the bus does not say who calls: {error}")))?;
+        let uid = self.credentials(header).await?.unix_user_id().ok_or_else(|| nobody("it names no user"))?;
         if uid == 0 {
             return Ok(Caller { uid });
         }
@@ -78,9 +88,23 @@ impl Authority {
         }
     }
 
-    async fn uid(&self, header: &Header<'_>) -> zbus::Result<u32> {
-        let sender = header.sender().ok_or(zbus::Error::MissingField)?;
-        Ok(DBusProxy::new(&self.connection).await?.get_connection_unix_user(sender.to_owned().into()).await?)
+    /// Whether the caller of `header` sees everything.
+    ///
+    /// # Errors
+    /// `NotAuthorized`, the same for every object.
+    pub(super) async fn sees_everything(&self, header: &Header<'_>) -> Result<(), Failure> {
+        let credentials = self.credentials(header).await?;
+        if is_in_circle(&credentials) {
+            return Ok(());
+        }
+        Err(Failure::new(ErrorKind::NotAuthorized, "you are not authorised to look at this")
+            .remedy("ask an administrator to add you to the group gpuward"))
+    }
+
+    async fn credentials(&self, header: &Header<'_>) -> Result<ConnectionCredentials, Failure> {
+        let sender = header.sender().ok_or_else(|| nobody("the message has no sender"))?;
+        let asked = async { DBusProxy::new(&self.connection).await?.get_connection_credentials(sender.to_owned().into()).await };
+        asked.await.map_err(|error| nobody(&error.to_string()))
     }
 
     async fn ask(&self, header: &Header<'_>, action: Action, details: &[(&str, &str)]) -> Result<bool, String> {
@@ -100,7 +124,55 @@ impl Authority {
     }
 }
 
+// Whoever runs the daemon could do without it all that it does.
+fn is_in_circle(credentials: &ConnectionCredentials) -> bool {
+    let uid = credentials.unix_user_id();
+    let is_member = |groups: &Vec<u32>| group_id(&read("/etc/group")).is_some_and(|group| groups.contains(&group));
+    uid == Some(0) || uid == Some(geteuid().as_raw()) || credentials.unix_group_ids().is_some_and(is_member)
+}
+
+// The group is a local one: the package makes it. Who is in it is told by the bus, wherever its members come from.
+fn group_id(groups: &str) -> Option<u32> {
+    groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(GROUP)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    })
+}
+
+fn read(file: &str) -> String {
+    std::fs::read_to_string(file).unwrap_or_default()
+}
+
+fn nobody(reason: &str) -> Failure {
+    Failure::new(ErrorKind::NotAuthorized, "you are not authorised").because(format!("the bus does not say who calls: {reason}"))
+}
+
 fn refusal(action: Action) -> Failure {
     Failure::new(ErrorKind::NotAuthorized, format!("you are not authorised ({})", action.id()))
         .remedy("ask an administrator to add you to the group gpuward, or to grant you this polkit action")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_is_found_by_its_whole_name() {
+        assert_eq!(group_id("root:x:0:\nnot-gpuward:x:5:\ngpuward:x:998:alice,bob\n"), Some(998));
+        assert_eq!(group_id("gpuwardens:x:5:\n"), None);
+    }
+
+    #[test]
+    fn the_policy_file_has_these_actions_and_no_others() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/data/org.gpuward1.policy");
+        let text = read(file);
+        let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
+        let policy = roxmltree::Document::parse_with_options(&text, options).unwrap();
+        let mut shipped: Vec<_> =
+            policy.descendants().filter(|node| node.has_tag_name("action")).map(|node| node.attribute("id").unwrap()).collect();
+        let mut asked: Vec<_> = Action::ALL.iter().map(|action| action.id()).collect();
+        shipped.sort_unstable();
+        asked.sort_unstable();
+        assert_eq!(shipped, asked);
+    }
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use vfio::{Function, Holders, PciAddress};
+use vfio::{Function, Holders, Inventory, PciAddress, VgpuInterface};
 use zbus::interface;
 use zbus::message::Header;
 
 use super::authority::Action;
 use super::dict::{Dict, Options, Received};
 use super::error::BusError;
+use super::group::port;
 use super::manager::Answer;
 use super::paths::{self, Path};
 use super::service::{Conditions, Service};
@@ -62,6 +63,15 @@ impl Device {
         self.service.submit(caller, Request::Apply { goals, plan_digest: None }, Conditions::only(options)?).await
     }
 
+    /// Lets the device's bundle out of quarantine. A person should have looked at it: `Reason` says what was wrong.
+    ///
+    /// Options: `request-id` (s), `if-generation` (t). Conflict where it is in none. Polkit action: `org.gpuward.clear-quarantine`.
+    #[zbus(out_args("job"))]
+    async fn clear_quarantine(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
+        let caller = self.service.check(&header, Action::ClearQuarantine, &self.address.to_string()).await?;
+        self.service.submit(caller, Request::ClearQuarantine(self.address), Conditions::only(options)?).await
+    }
+
     /// Processes that have the device open or mapped: `pid` (u), `command` (s), `unit` (s, may be empty), `node` (s),
     /// `how` (s: `open` or `mapped`). No options. Processes that may not be looked at have `command` `?`.
     ///
@@ -76,7 +86,9 @@ impl Device {
         Ok(holders.found.iter().map(holder).chain(holders.unreadable.iter().map(|pid| unknown(*pid))).collect())
     }
 
-    /// Everything else that is known of it: `class-code` (u), `revision` (y), `kind` (s), `ids` (s), `subsystem` (s), `power-state` (s),
+    /// Everything else that is known of it: `identity` (s), `slot` (s: the bridges above it, without bus numbers), `serial` (t), `vgpu` (s:
+    /// `mdev` or `vendor-vfio`), `viable` (b), `why-not` (s), `acs` (aa{sv}, as of its group), `iommu` (b: whether the kernel isolates
+    /// devices at all), `class-code` (u), `revision` (y), `kind` (s), `ids` (s), `subsystem` (s), `power-state` (s),
     /// `power-control` (s), `d3cold-allowed` (b), `link-speed` (s), `link-width` (u), `link-max-speed` (s), `link-max-width` (u), `boot-vga` (b),
     /// `bar-claimants` (as), `unreadable` (as: `field: reason`). A key is left out where the fact is not known. No options.
     ///
@@ -85,7 +97,9 @@ impl Device {
     async fn describe(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Answer, BusError> {
         self.service.check(&header, Action::Inspect, &self.address.to_string()).await?;
         Options::new(options)?.done()?;
-        Ok(self.of_function(facts))
+        let view = self.service.view();
+        let function = view.inventory.devices.get(&self.address);
+        Ok(function.map(|function| facts(function, &view.inventory)).unwrap_or_default())
     }
 
     /// The `<hostdev>` element for a libvirt domain that others define (`managed='no'`). No options.
@@ -297,6 +311,13 @@ pub(super) fn state_word(state: DeviceState) -> &'static str {
     }
 }
 
+fn vgpu_word(interface: VgpuInterface) -> &'static str {
+    match interface {
+        VgpuInterface::Mdev => "mdev",
+        VgpuInterface::VendorVfio => "vendor-vfio",
+    }
+}
+
 fn holder(holder: &vfio::Holder) -> Answer {
     let how = match holder.how {
         vfio::Hold::Open => "open",
@@ -321,8 +342,21 @@ fn bar(bar: &vfio::Bar) -> Answer {
     dict.into_map()
 }
 
-fn facts(function: &Function) -> Answer {
+fn facts(function: &Function, inventory: &Inventory) -> Answer {
     let mut dict = Dict::new();
+    dict.put("identity", function.identity.to_string()).put("slot", function.identity.slot.clone());
+    if let Some(serial) = function.identity.serial {
+        dict.put("serial", serial);
+    }
+    if let Some(interface) = function.vgpu {
+        dict.put("vgpu", vgpu_word(interface));
+    }
+    dict.put("iommu", inventory.iommu == vfio::Iommu::On);
+    if let Some(group) = function.group.and_then(|group| inventory.groups.get(&group)) {
+        let why_not = inventory.not_viable(group.id).map(|why| why.to_string());
+        dict.put("viable", why_not.is_none()).put("why-not", why_not.unwrap_or_default());
+        dict.put("acs", group.acs.iter().map(port).collect::<Vec<_>>());
+    }
     dict.put("class-code", function.class).put("revision", function.revision).put("kind", kind_word(function.kind));
     dict.put("ids", function.ids.to_string()).put("boot-vga", function.boot_vga);
     dict.put("subsystem", format!("{:04x}:{:04x}", function.ids.subsystem_vendor, function.ids.subsystem_device));

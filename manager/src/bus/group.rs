@@ -65,7 +65,7 @@ impl IommuGroup {
     }
 }
 
-fn port(port: &PortAcs) -> Answer {
+pub(super) fn port(port: &PortAcs) -> Answer {
     let capability = match port.capability {
         AcsCapability::Present => "present",
         AcsCapability::Absent => "absent",

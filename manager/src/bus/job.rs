@@ -10,7 +10,7 @@ use super::dict::{Dict, Options, Received};
 use super::error::BusError;
 use super::manager::Answer;
 use super::paths::{self, Path};
-use super::service::Service;
+use super::service::{Service, stopping};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
 use crate::request::Ask;
@@ -36,16 +36,22 @@ impl Job {
 impl Job {
     /// Stops it before its next change and rolls back what it did; a change under way is never broken off.
     ///
-    /// Polkit action: `org.gpuward.assign` for jobs on devices, `org.gpuward.manage-machines` for jobs on machines.
+    /// Polkit action: `org.gpuward.manage-machines` for jobs on machines, `org.gpuward.clear-quarantine` for that, and
+    /// `org.gpuward.assign` for all others.
     async fn cancel(&self, #[zbus(header)] header: Header<'_>) -> Result<(), BusError> {
-        let on_machine = self.of(|job| job.machine.is_some());
-        let action = if on_machine { Action::ManageMachines } else { Action::Assign };
+        let (on_machine, kind) = self.of(|job| (job.machine.is_some(), job.kind));
+        let action = match kind {
+            _ if on_machine => Action::ManageMachines,
+            "clear-quarantine" => Action::ClearQuarantine,
+            _ => Action::Assign,
+        };
         self.service.check(&header, action, "job").await?;
         let id = self.id;
         self.service.ask(|reply| Ask::Cancel(id, reply)).await.map_err(BusError::from)
     }
 
-    /// Answers when it is over: `state` (s) and what `Result` has. Options: `timeout` (u: seconds, then DeadlineExceeded).
+    /// Answers when it is over: `state` (s), `result` (a{sv}, as `Result`), and where it failed `error` (s), `message` (s), `why` (as) and
+    /// `remedy` (s). Options: `timeout` (u: seconds, then DeadlineExceeded; the job goes on). Many clients give up by themselves after 25 s.
     ///
     /// Polkit action: `org.gpuward.inspect`.
     #[zbus(out_args("result"))]
@@ -61,8 +67,8 @@ impl Job {
             Some(seconds) => tokio::time::timeout(std::time::Duration::from_secs(seconds), over).await.map_err(|_| late())?,
             None => over.await,
         };
-        let stopped = |_| Failure::new(ErrorKind::HostNotReady, "the daemon is stopping");
-        let seen = seen.map_err(stopped)?.clone();
+        let seen = seen.map_err(|_| stopping())?.clone();
+        self.service.published().await?;
         Ok(outcome(seen.jobs.get(&self.id).ok_or_else(|| self.absent())?))
     }
 
@@ -96,8 +102,8 @@ impl Job {
         self.of(|job| job.step.clone())
     }
 
-    /// What it is about.
-    #[zbus(property(emits_changed_signal = "const"))]
+    /// Devices and the machine it is about. A machine that is being made has no object yet, one that was removed none any more.
+    #[zbus(property)]
     fn objects(&self) -> Vec<Path> {
         self.of(objects)
     }
@@ -140,10 +146,10 @@ pub(super) fn objects(job: &JobView) -> Vec<Path> {
 
 fn result(job: &JobView) -> Dict {
     let mut dict = Dict::new();
-    if let Some(machine) = job.machine {
+    if let Some(machine) = job.machine.filter(|_| job.state == JobState::Done) {
         dict.put("machine", paths::machine(machine));
     }
-    if !job.claims.is_empty() {
+    if !job.claims.is_empty() && job.state == JobState::Done {
         dict.put("claims", job.claims.iter().map(|claim| paths::claim(*claim)).collect::<Vec<_>>());
     }
     if let Some(failure) = &job.error {
@@ -154,8 +160,11 @@ fn result(job: &JobView) -> Dict {
 
 /// How a job ended.
 pub(super) fn outcome(job: &JobView) -> Answer {
-    let mut dict = result(job);
-    dict.put("state", word(job.state));
+    let mut dict = Dict::new();
+    dict.put("state", word(job.state)).put("result", result(job).into_map());
+    if let Some(failure) = &job.error {
+        dict.put_failure(failure);
+    }
     dict.into_map()
 }
 

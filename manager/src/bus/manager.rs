@@ -1,6 +1,6 @@
 //! The entry object.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use vfio::Holders;
@@ -32,24 +32,21 @@ impl Manager {
     /// What `Apply` would do for these goals: nothing is changed.
     ///
     /// A goal is `goal` (s: `assign` or `release`), `device` (s: an address) and, for `assign`, `force` (b, default false).
-    /// No options. Answers the steps in order, each with `stage` (u: steps of one stage run side by side), `device` (s),
-    /// `knob` (s), `from` (s) and `to` (s); the refusals, each with `error` (s), `message` (s), `why` (as) and `remedy` (s); and the
-    /// plan's digest, empty steps and no refusals meaning that all is as wished.
+    /// No options. Answers `steps` (aa{sv}) in order, each with `stage` (u: steps of one stage run side by side), `device` (s),
+    /// `knob` (s), `from` (s) and `to` (s); `refusals` (aa{sv}), each with `error` (s), `message` (s), `why` (as) and `remedy` (s);
+    /// and `digest` (s), for `Apply`. No steps and no refusals mean that all is as wished.
     ///
     /// Polkit action: `org.gpuward.inspect`.
-    #[zbus(out_args("steps", "refusals", "digest"))]
-    async fn plan(
-        &self,
-        goals: Vec<Received>,
-        options: Received,
-        #[zbus(header)] header: Header<'_>,
-    ) -> Result<(Vec<Answer>, Vec<Answer>, String), BusError> {
+    #[zbus(out_args("plan"))]
+    async fn plan(&self, goals: Vec<Received>, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Answer, BusError> {
         self.0.check(&header, Action::Inspect, "plan").await?;
         Options::new(options)?.done()?;
         let goals = parse_goals(goals)?;
         let report = self.0.ask(|reply| Ask::Plan(goals, reply)).await?;
-        let refusals = report.refusals.iter().map(|refusal| super::dict::of_failure(Some(refusal))).collect();
-        Ok((report.steps.iter().map(step).collect(), refusals, report.digest))
+        let refusals: Vec<_> = report.refusals.iter().map(|refusal| super::dict::of_failure(Some(refusal))).collect();
+        let mut plan = Dict::new();
+        plan.put("steps", report.steps.iter().map(step).collect::<Vec<_>>()).put("refusals", refusals).put("digest", report.digest);
+        Ok(plan.into_map())
     }
 
     /// Carries out goals (as in `Plan`) together: all of them, or none.
@@ -88,9 +85,8 @@ impl Manager {
         let (host, inventory) = (self.0.host.clone(), self.0.view().inventory.clone());
         let look = move || Holders::by_pid(&host, inventory.devices.values(), pid).found;
         let found = tokio::task::spawn_blocking(look).await.map_err(|error| Failure::of(ErrorKind::Internal, &error))?;
-        let mut devices: Vec<_> = found.iter().map(|holder| paths::device(holder.device)).collect();
-        devices.dedup();
-        Ok(devices)
+        let devices: BTreeSet<_> = found.iter().map(|holder| holder.device).collect();
+        Ok(devices.into_iter().map(paths::device).collect())
     }
 
     /// The machine of a tenant, both by name. Polkit action: `org.gpuward.inspect`.
@@ -149,7 +145,7 @@ impl Manager {
         self.0.submit(caller, Request::Rescan, Conditions::only(options)?).await
     }
 
-    /// How a job ended, for a client that came late: `state` (s) and what `Job.Result` has. Polkit action: `org.gpuward.inspect`.
+    /// How a job ended, for a client that came late: what `Job.Wait` answers, with the state of one that is not over. Polkit action: `org.gpuward.inspect`.
     #[zbus(out_args("result"))]
     async fn get_job_result(&self, job: u64, #[zbus(header)] header: Header<'_>) -> Result<Answer, BusError> {
         self.0.check(&header, Action::Inspect, "job").await?;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use vfio::{GroupId, PciAddress};
 use zbus::object_server::{Interface, SignalEmitter};
 use zbus::{Connection, OwnedVariant, fdo};
@@ -16,6 +16,7 @@ use super::claim::Claim;
 use super::device::{Device, Sriov, VirtualFunction, traits};
 use super::dict::Dict;
 use super::group::IommuGroup;
+use super::guard::Guarded;
 use super::job::{self, Job};
 use super::machine::Machine;
 use super::manager::Manager;
@@ -38,12 +39,25 @@ impl Publisher {
         Self { connection, service, board, sent: BTreeMap::new() }
     }
 
-    /// Publishes update after update until the engine ends.
-    pub(super) async fn run(mut self, mut updates: UnboundedReceiver<Update>) {
-        while let Some(update) = updates.recv().await {
-            if let Err(error) = self.publish(update).await {
-                tracing::error!(%error, "cannot publish on the bus");
+    /// Publishes update after update until the engine ends. Those `waiting` are answered when what was handed out before them is on
+    /// the bus.
+    pub(super) async fn run(mut self, mut updates: UnboundedReceiver<Update>, mut waiting: UnboundedReceiver<oneshot::Sender<()>>) {
+        loop {
+            // Updates first: what a caller waits for is among them.
+            tokio::select! {
+                biased;
+                update = updates.recv() => match update {
+                    Some(update) => self.publish_or_log(update).await,
+                    None => return,
+                },
+                Some(caller) = waiting.recv() => caller.send(()).unwrap_or_default(),
             }
+        }
+    }
+
+    async fn publish_or_log(&mut self, update: Update) {
+        if let Err(error) = self.publish(update).await {
+            tracing::error!(%error, "cannot publish on the bus");
         }
     }
 
@@ -194,7 +208,7 @@ impl Publisher {
     }
 
     async fn add<I: Published>(&mut self, path: &Path, object: I) -> zbus::Result<()> {
-        self.connection.object_server().at(path, object).await?;
+        self.connection.object_server().at(path, Guarded::new(object, self.service.clone())).await?;
         let properties = self.read::<I>(path).await?;
         self.sent.insert((path.to_string(), I::NAME), properties);
         Ok(())
@@ -202,12 +216,12 @@ impl Publisher {
 
     async fn remove<I: Published>(&mut self, path: &Path) -> zbus::Result<()> {
         self.sent.remove(&(path.to_string(), I::NAME));
-        self.connection.object_server().remove::<I, _>(path).await.map(|_| ())
+        self.connection.object_server().remove::<Guarded<I>, _>(path).await.map(|_| ())
     }
 
     async fn read<I: Published>(&self, path: &Path) -> zbus::Result<Properties> {
         let server = self.connection.object_server();
-        let object = server.interface::<_, I>(path).await?;
+        let object = server.interface::<_, Guarded<I>>(path).await?;
         let emitter = object.signal_emitter().clone();
         Ok(object.get().await.get_all(server, &self.connection, None, &emitter).await?)
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use vfio::{Host, PciAddress};
 use zbus::message::Header;
 
@@ -25,6 +25,8 @@ pub(super) struct Service {
     pub(super) authority: Authority,
     pub(super) host: Host,
     pub(super) instance: String,
+    /// Answered when all that the engine handed out before is on the bus.
+    pub(super) reached: mpsc::UnboundedSender<oneshot::Sender<()>>,
 }
 
 /// The conditions that every change takes.
@@ -63,11 +65,12 @@ impl Service {
         self.authority.check(header, action, &[("object", what)]).await
     }
 
-    /// Hands a change to the engine and gives its job's path.
+    /// Hands a change to the engine and gives the path of its job, which is on the bus by then.
     pub(super) async fn submit(&self, caller: Caller, request: Request, conditions: Conditions) -> Result<Path, BusError> {
         let Conditions { request_id, if_generation } = conditions;
         let submission = Submission { request, uid: caller.uid, request_id, if_generation };
         let job = self.ask(|reply| Ask::Submit(submission, reply)).await?;
+        self.published().await?;
         Ok(paths::job(job))
     }
 
@@ -80,9 +83,20 @@ impl Service {
             }
         });
         self.engine.ask(ask(reply));
-        let stopped = || Failure::new(ErrorKind::HostNotReady, "the daemon is stopping").remedy("call again when it is back");
-        answered.await.map_err(|_| stopped())?
+        answered.await.map_err(|_| stopping())?
     }
+
+    /// Waits until all that the engine has handed out is on the bus.
+    pub(super) async fn published(&self) -> Result<(), Failure> {
+        let (sender, reached) = oneshot::channel();
+        self.reached.send(sender).map_err(|_| stopping())?;
+        reached.await.map_err(|_| stopping())
+    }
+}
+
+/// What is answered while the daemon ends.
+pub(super) fn stopping() -> Failure {
+    Failure::new(ErrorKind::HostNotReady, "the daemon is stopping").remedy("call again when it is back")
 }
 
 /// The device that a caller names by address.

@@ -78,10 +78,10 @@ pub(super) fn plan(context: &mut Context, command: PlanCommand) -> Result<(), St
         PlanCommand::Release { devices } => (Wish::Release, devices.devices),
     };
     let client = context.client()?;
-    let (steps, refusals, digest) =
-        client.wait(async { ManagerProxy::new(client.bus()).await?.plan(wish.goals(&devices), Options::new()).await })?;
-    let refusals = refusals.into_iter().map(|refusal| refusal_of(&Record(refusal))).collect();
-    let plan = Plan { steps: steps.into_iter().map(|step| step_of(&Record(step))).collect(), refusals, digest };
+    let told = client.wait(async { ManagerProxy::new(client.bus()).await?.plan(wish.goals(&devices), Options::new()).await })?;
+    let told = Record(told);
+    let refusals = told.records("refusals").iter().map(refusal_of).collect();
+    let plan = Plan { steps: told.records("steps").iter().map(step_of).collect(), refusals, digest: told.text("digest").into() };
     if context.output.is_json() {
         context.output.json(&plan)?;
     } else {

@@ -181,6 +181,27 @@ fn attributes_answer_as_on_a_real_kernel() {
 }
 
 #[test]
+fn functions_sleep_and_wake_as_on_a_real_kernel() {
+    let mut ask = Asker::new();
+    assert_eq!(ask.set_override("vfio-pci"), "ok");
+    let answers = [ask.unbind("igb", NIC), ask.read("power_state")];
+    ask.observed("unbind_leaves_a_function_awake", &["ok", "D0"], &answers);
+    assert_eq!(ask.probe(NIC), "ok");
+    let answers = [ask.read("power/control"), ask.read("power_state")];
+    ask.observed("vfio_pci_lets_an_idle_function_sleep", &["auto", "D3hot"], &answers);
+    let answers = [ask.store_in(NIC, "power/control", "on"), ask.read("power_state")];
+    ask.observed("power_control_on_wakes_a_function_of_vfio_pci", &["ok", "D0"], &answers);
+    let answers = [ask.store_in(NIC, "power/control", "auto"), ask.read("power_state")];
+    ask.observed("power_control_auto_lets_it_sleep_again", &["ok", "D3hot"], &answers);
+    let answers = [ask.unbind("vfio-pci", NIC), ask.read("power/control"), ask.read("power_state")];
+    ask.observed("unbind_from_vfio_pci_wakes_a_function_and_keeps_it_awake", &["ok", "on", "D0"], &answers);
+    assert_eq!((ask.set_override(""), ask.probe(NIC)), ("ok".into(), "ok".into()));
+    let answers = [ask.driver(), ask.read("power_state")];
+    ask.observed("a_host_driver_leaves_its_function_awake", &["igb", "D0"], &answers);
+    ask.end();
+}
+
+#[test]
 fn virtual_functions_come_and_go_as_on_a_real_kernel() {
     let mut ask = Asker::new();
     let answers = [ask.numvfs("junk")];

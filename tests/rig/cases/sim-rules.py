@@ -6,6 +6,7 @@ needs: nothing
 
 import os
 import pathlib
+import time
 
 import lib
 from lib import PCI, device, link, read, store
@@ -92,6 +93,29 @@ def attribute_rules():
     observed("a_read_only_attribute_is_eacces_at_open", ("open EACCES",), store(device(NIC, "vendor"), "1"))
 
 
+def settled(path, wanted):
+    """What `path` reads when it reads `wanted`, or after 2 s: a function falls asleep by itself."""
+    for _ in range(20):
+        if read(path) == wanted:
+            break
+        time.sleep(0.1)
+    return read(path)
+
+
+def power_rules():
+    control, state = device(NIC, "power/control"), device(NIC, "power_state")
+    override("vfio-pci")
+    observed("unbind_leaves_a_function_awake", ("ok", "D0"), unbind("igb"), read(state))
+    probe()
+    observed("vfio_pci_lets_an_idle_function_sleep", ("auto", "D3hot"), read(control), settled(state, "D3hot"))
+    observed("power_control_on_wakes_a_function_of_vfio_pci", ("ok", "D0"), store(control, "on"), read(state))
+    observed("power_control_auto_lets_it_sleep_again", ("ok", "D3hot"), store(control, "auto"), settled(state, "D3hot"))
+    observed("unbind_from_vfio_pci_wakes_a_function_and_keeps_it_awake", ("ok", "on", "D0"), unbind("vfio-pci"), read(control), read(state))
+    override("")
+    probe()
+    observed("a_host_driver_leaves_its_function_awake", ("igb", "D0"), driver(NIC), read(state))
+
+
 def sriov_rules():
     total = int(read(device(NIC, "sriov_totalvfs")))
     observed("sriov_numvfs_refuses_junk", ("EINVAL",), numvfs("junk"))
@@ -128,5 +152,6 @@ observed("the_host_is_as_expected", ("igb", "pcieport"), driver(NIC), driver(POR
 binding_rules()
 override_length_rules()
 attribute_rules()
+power_rules()
 sriov_rules()
 observed("the_host_is_as_before", ("igb", "(null)", "on", "0"), driver(NIC), read(device(NIC, "driver_override")), read(device(NIC, "power/control")), read(device(NIC, "sriov_numvfs")))

@@ -110,10 +110,6 @@ pub fn detach(tree: &Tree, dir: &str, driver: &str) -> io::Result<()> {
         tree.remove(format!("dev/nvidia{}", nvidia_minor(tree, dir)))?;
         tree.remove(nvidia_dir(dir))?;
     }
-    // `pci_device_remove`: what was in D0 is in a state nobody knows from now on.
-    if tree.read(format!("{dir}/power_state")) == "D0" {
-        tree.write(format!("{dir}/power_state"), "unknown\n")?;
-    }
     tree.remove(format!("sys/bus/pci/drivers/{driver}/{}", name(dir)))?;
     tree.remove(format!("{dir}/driver"))
 }

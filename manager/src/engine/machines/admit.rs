@@ -6,6 +6,7 @@ use super::super::claims::Free;
 use super::super::devices::first_of;
 use super::super::jobs::Concern;
 use super::place::{Unmet, is_called, is_wished, place};
+use super::view::state_word;
 use super::{Engine, claims_of, is_down};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::MachineId;
@@ -72,7 +73,7 @@ pub(super) fn admit_creation(engine: &mut Engine, spec: &MachineSpec) -> Result<
 pub(super) fn admit_start(engine: &mut Engine, machine: MachineId) -> Result<(), Failure> {
     let found = record(engine, machine)?;
     if !is_down(found.state) {
-        let message = format!("machine {} is {}", found.spec.name, super::state_word(found.state));
+        let message = format!("machine {} is {}", found.spec.name, state_word(found.state));
         return Err(Failure::new(ErrorKind::Conflict, message).remedy("stop it before you start it again"));
     }
     let spec = found.spec.clone();
@@ -86,7 +87,7 @@ pub(super) fn admit_start(engine: &mut Engine, machine: MachineId) -> Result<(),
 fn is_up(engine: &Engine, machine: MachineId) -> Result<(), Failure> {
     let found = record(engine, machine)?;
     if is_down(found.state) {
-        let message = format!("machine {} is {}", found.spec.name, super::state_word(found.state));
+        let message = format!("machine {} is {}", found.spec.name, state_word(found.state));
         return Err(Failure::new(ErrorKind::Conflict, message));
     }
     connected(engine).map(drop)
@@ -97,7 +98,7 @@ pub(super) fn admit_removal(engine: &Engine, machine: MachineId) -> Result<(), F
     if is_down(found.state) {
         return Ok(());
     }
-    let message = format!("machine {} is {}", found.spec.name, super::state_word(found.state));
+    let message = format!("machine {} is {}", found.spec.name, state_word(found.state));
     Err(Failure::new(ErrorKind::Conflict, message).remedy("stop or kill it first"))
 }
 

@@ -8,7 +8,7 @@ use vfio::{Deadlines, Host};
 use super::*;
 use crate::engine::Options as EngineOptions;
 use crate::id::TenantId;
-use crate::ledger::{Isolation, store};
+use crate::ledger::{Isolation, MachineRecord, store};
 use crate::libvirt::{Domain, DomainType};
 use crate::spec::{MachineSpec, Node};
 

@@ -11,7 +11,6 @@ use std::future::Future;
 
 use tokio::runtime::Runtime;
 use zbus::fdo::ObjectManagerProxy;
-use zbus::names::{BusName, OwnedUniqueName};
 use zbus::{Connection, MatchRule, MessageStream, OwnedObjectPath, OwnedVariant, Variant, connection, fdo};
 
 use crate::failure::{ErrorKind, Failure};
@@ -213,18 +212,6 @@ impl Client {
         Ok(managed.into_iter().map(|(path, all)| (path.to_string(), interfaces(all))).collect())
     }
 
-    /// The properties of one interface (named without `org.gpuward1.`) of one object.
-    ///
-    /// # Errors
-    /// No such object, or the caller may not read it.
-    pub fn properties(&self, path: &OwnedObjectPath, interface: &str) -> Result<Record, CallError> {
-        let name = format!("org.gpuward1.{interface}");
-        self.wait(async {
-            let proxy = fdo::PropertiesProxy::builder(&self.connection).destination(SERVICE).path(path.clone()).build().await?;
-            Ok(Record(proxy.get_all(name.as_str().try_into()?).await?))
-        })
-    }
-
     /// Every signal of the service from now on.
     ///
     /// # Errors
@@ -245,17 +232,6 @@ impl Client {
             let rule = MatchRule::builder().msg_type(zbus::message::Type::Signal).sender("org.freedesktop.DBus");
             let rule = rule.member("NameOwnerChanged").arg(0, SERVICE).build()?;
             MessageStream::for_match_rule(rule, &self.connection, None).await
-        })
-    }
-
-    /// The connection that has the service's name now.
-    ///
-    /// # Errors
-    /// No connection has it.
-    pub fn owner(&self) -> Result<OwnedUniqueName, CallError> {
-        self.wait(async {
-            let bus = fdo::DBusProxy::new(&self.connection).await?;
-            Ok(bus.get_name_owner(BusName::try_from(SERVICE)?).await?)
         })
     }
 }

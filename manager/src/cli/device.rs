@@ -8,8 +8,6 @@ use std::fmt::Display;
 use serde::Serialize;
 use vfio::{AcsCapability, Function, Inventory, Kind, PciAddress, PortAcs, Sriov, VgpuInterface};
 
-pub(super) use told::tenant;
-
 use super::holders::{ByDevice, Holder};
 use super::output::size;
 
@@ -115,9 +113,11 @@ impl Device {
         name.trim().to_owned()
     }
 
-    /// Who has it: a tenant's machine, else why it is where it is, else its driver; and the processes that have it open.
+    /// Who has it: a tenant's machine, else why it is where it is, else its driver; and the processes that have it open. A free
+    /// one is nobody's, whatever its driver.
     pub(super) fn holder(&self) -> String {
-        let holder = [&self.held_by, &self.reason, &self.driver].into_iter().flatten().find(|text| !text.is_empty());
+        let driver = if self.state.as_deref() == Some("free") { &None } else { &self.driver };
+        let holder = [&self.held_by, &self.reason, driver].into_iter().flatten().find(|text| !text.is_empty());
         let holder = holder.map(String::as_str).unwrap_or_default();
         let processes: Vec<_> = self.holders.iter().flatten().filter(|holder| holder.is_known()).map(Holder::name).collect();
         if processes.is_empty() { holder.into() } else { format!("{holder} ({})", processes.join(", ")).trim_start().to_owned() }

@@ -7,10 +7,10 @@ use zbus::OwnedObjectPath;
 
 use super::args::JobCommand;
 use super::follow::{made, wait_for};
-use super::names::{number_of_path, subject_of_path};
-use super::output::{details, moment};
+use super::names::{called, number_of_path};
+use super::output::{details, moment, said};
 use super::{Context, Stop};
-use crate::client::{CallError, ENTRY, JobProxy, Record, failure_in};
+use crate::client::{CallError, ENTRY, JobProxy, Objects, Record, failure_in};
 use crate::failure::{ErrorKind, Failure};
 
 /// A job as `--json` prints it.
@@ -49,7 +49,7 @@ pub(super) fn run(context: &mut Context, command: JobCommand) -> Result<(), Stop
 
 fn list(context: &mut Context) -> Result<(), Stop> {
     let objects = context.client()?.objects()?;
-    let told = objects.iter().filter_map(|(path, interfaces)| Some(told(number_of_path(path)?, interfaces.get("Job")?)));
+    let told = objects.iter().filter_map(|(path, interfaces)| Some(told(&objects, number_of_path(path)?, interfaces.get("Job")?)));
     let mut jobs: Vec<_> = told.collect();
     jobs.sort_by_key(|job| job.job);
     if context.output.is_json() {
@@ -64,13 +64,13 @@ fn list(context: &mut Context) -> Result<(), Stop> {
 }
 
 fn show(context: &mut Context, number: u64) -> Result<(), Stop> {
-    let path = path_of(number)?;
-    let record = context.client()?.properties(&path, "Job").map_err(|error| missing(number, error))?;
-    let job = told(number, &record);
+    let objects = context.client()?.objects()?;
+    let record = objects.get(path_of(number)?.as_str()).and_then(|interfaces| interfaces.get("Job"));
+    let job = told(&objects, number, record.ok_or_else(|| Stop::Failed(Box::new(no_job(number))))?);
     if context.output.is_json() {
         return Ok(context.output.json(&job)?);
     }
-    let made = job.result.iter().map(|(key, value)| format!("{key} {}", value.as_str().map_or_else(|| value.to_string(), subject_of_path)));
+    let made = job.result.iter().map(|(key, value)| format!("{key} {}", said(value, |path| called(&objects, path))));
     let lines = [
         ("kind", job.kind.clone()),
         ("state", format!("{}, {}", job.state, percent(&job))),
@@ -117,7 +117,7 @@ fn no_job(job: u64) -> Failure {
     failure.remedy("`gpuward job list` names those that are kept")
 }
 
-fn told(job: u64, record: &Record) -> Job {
+fn told(objects: &Objects, job: u64, record: &Record) -> Job {
     let number = |key| record.number(key).and_then(|number| u64::try_from(number).ok());
     let result = record.record("Result");
     Job {
@@ -126,7 +126,7 @@ fn told(job: u64, record: &Record) -> Job {
         state: record.text("State").into(),
         progress: record.fraction("Progress"),
         step: record.text("Step").into(),
-        about: record.texts("Objects").iter().map(|path| subject_of_path(path)).collect(),
+        about: record.texts("Objects").iter().map(|path| called(objects, path)).collect(),
         error: failure_in(&result),
         result: made(&result),
         request_id: record.text("RequestId").into(),

@@ -6,9 +6,8 @@ use serde::Serialize;
 use zbus::{Connection, OwnedObjectPath, Variant};
 
 use super::args::{MachineCommand, OneMachine, Request};
-use super::device::tenant;
 use super::follow::follow;
-use super::names::{MachineName, device_of_path};
+use super::names::{MachineName, device_of_path, tenant_name};
 use super::output::details;
 use super::{Context, Stop, spec};
 use crate::client::{MachineProxy, ManagerProxy, Objects, Record, failure_in};
@@ -139,7 +138,7 @@ fn told(objects: &Objects, record: &Record) -> Machine {
     let devices = claims.filter_map(|claim| Some(objects.get(&claim)?.get("Claim")?.texts("Devices"))).flatten();
     Machine {
         name: text("Name"),
-        tenant: tenant(objects, record.text("Tenant")),
+        tenant: tenant_name(objects, record.text("Tenant")),
         uuid: text("UUID"),
         state: text("State"),
         reason: text("Reason"),

@@ -1,5 +1,6 @@
 //! `gpuward monitor`: events and changes as they come, one a line.
 
+use std::collections::{BTreeMap, HashMap};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -7,10 +8,10 @@ use serde_json::{Map, Value};
 use zbus::export::ordered_stream::OrderedStreamExt;
 use zbus::{Message, MessageStream, OwnedObjectPath};
 
-use super::names::subject_of_path;
-use super::output::{moment, safe};
+use super::names::{machine_name, subject_of_path};
+use super::output::{moment, safe, said};
 use super::{Context, Stop};
-use crate::client::{Dict, to_json};
+use crate::client::{Dict, Objects, Record, to_json};
 
 /// One thing that happened.
 #[derive(Debug, Serialize)]
@@ -22,20 +23,24 @@ struct Line {
     detail: Map<String, Value>,
 }
 
+/// What only programs want to know of a change.
+const PLUMBING: [&str; 4] = ["generation", "cancelable", "claims", "objects"];
+
 /// Prints what happens until the bus goes away.
 pub(super) fn run(context: &mut Context) -> Result<(), Stop> {
     let client = context.client()?;
     let mut signals = client.signals()?;
     let mut owners = client.owners()?;
-    client.owner()?;
+    let mut names = Names::of(&client.objects()?);
     loop {
         let client = context.client()?;
         let message = client.wait(next(&mut signals, &mut owners))?;
-        let Some(line) = line_of(&message) else { continue };
+        names.learn(&message);
+        let Some(line) = line_of(&message, &names) else { continue };
         if context.output.is_json() {
             context.output.json(&line)?;
-        } else {
-            context.output.line(text(&line))?;
+        } else if let Some(text) = text(&line, &names) {
+            context.output.line(text)?;
         }
     }
 }
@@ -48,12 +53,43 @@ async fn next(signals: &mut MessageStream, owners: &mut MessageStream) -> zbus::
     message.unwrap_or_else(|| Err(zbus::fdo::Error::Disconnected("the bus has gone".into()).into()))
 }
 
-fn line_of(message: &Message) -> Option<Line> {
+/// What machines are called, by object path. They are remembered when they have gone: what is said of them comes later.
+#[derive(Debug, Default)]
+struct Names(BTreeMap<String, String>);
+
+impl Names {
+    fn of(objects: &Objects) -> Self {
+        let machines = objects.iter().filter_map(|(path, interfaces)| Some((path, interfaces.get("Machine")?)));
+        Self(machines.map(|(path, machine)| (path.clone(), machine_name(objects, machine))).collect())
+    }
+
+    fn learn(&mut self, message: &Message) {
+        if message.header().member().is_none_or(|member| member.as_str() != "InterfacesAdded") {
+            return;
+        }
+        let Ok((path, interfaces)) = message.body().deserialize::<Added>() else { return };
+        let properties = interfaces.into_iter().filter_map(|(name, properties)| {
+            let name = name.strip_prefix("org.gpuward1.")?.to_owned();
+            Some((name, Record(properties)))
+        });
+        let objects = Objects::from([(path.to_string(), properties.collect())]);
+        self.0.extend(Self::of(&objects).0);
+    }
+
+    fn call(&self, path: &str) -> String {
+        self.0.get(path).cloned().unwrap_or_else(|| subject_of_path(path))
+    }
+}
+
+/// The body of `InterfacesAdded`.
+type Added = (OwnedObjectPath, HashMap<String, Dict>);
+
+fn line_of(message: &Message, names: &Names) -> Option<Line> {
     let header = message.header();
     let (path, member) = (header.path()?.as_str(), header.member()?.as_str());
     let (what, subject, detail) = read(message, path, member)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    Some(Line { time: moment(now), what, subject: subject_of_path(&subject), detail })
+    Some(Line { time: moment(now), what, subject: names.call(&subject), detail })
 }
 
 // What happened, the object path it happened to, and the details.
@@ -69,7 +105,7 @@ fn read(message: &Message, path: &str, member: &str) -> Option<(String, String, 
             Some(("changed".into(), path.into(), json(&changed)))
         }
         "InterfacesAdded" => {
-            let (subject, _) = body.deserialize::<(OwnedObjectPath, std::collections::HashMap<String, Dict>)>().ok()?;
+            let (subject, _) = body.deserialize::<Added>().ok()?;
             Some(("added".into(), subject.to_string(), Map::new()))
         }
         "InterfacesRemoved" => {
@@ -99,21 +135,16 @@ fn json(dict: &Dict) -> Map<String, Value> {
     dict.iter().map(|(key, value)| (kebab(key), to_json(value))).collect()
 }
 
-fn text(line: &Line) -> String {
-    let details = line.detail.iter().map(|(key, value)| (key, shown(value)));
-    let details = details.filter(|(key, value)| *key != "generation" && !value.is_empty());
+// Nothing for a change of what is of no use to a person.
+fn text(line: &Line, names: &Names) -> Option<String> {
+    let details = line.detail.iter().filter(|(key, _)| !PLUMBING.contains(&key.as_str()));
+    let details = details.map(|(key, value)| (key, said(value, |path| names.call(path)))).filter(|(_, value)| !value.is_empty());
     let details = details.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("  ");
-    let text = format!("{}  {}  {}  {details}", line.time, line.what, line.subject);
-    safe(&text).trim_end().to_owned()
-}
-
-// Object paths as what they are about; lists without brackets.
-fn shown(value: &Value) -> String {
-    match value {
-        Value::String(text) => subject_of_path(text),
-        Value::Array(values) => values.iter().map(shown).collect::<Vec<_>>().join(","),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => value.to_string(),
+    if line.what == "changed" && details.is_empty() {
+        return None;
     }
+    let text = format!("{}  {}  {}  {details}", line.time, line.what, line.subject);
+    Some(safe(&text).trim_end().to_owned())
 }
 
 /// The name of a property as a key: `StartedByUID` is `started-by-uid`.
@@ -155,8 +186,10 @@ mod tests {
         let detail = Dict::from([("reason".to_owned(), zbus::Variant::from("reset failed\n").try_to_owned().unwrap())]);
         let message = Message::signal("/org/gpuward1", "org.gpuward1.Manager", "Event");
         let message = message.build(&(7u64, "quarantined", subject, detail)).unwrap();
-        let line = line_of(&message).unwrap();
+        let names = Names::default();
+        let line = line_of(&message, &names).unwrap();
         assert_eq!((line.what.as_str(), line.subject.as_str()), ("quarantined", "0000:41:00.0"));
-        assert!(text(&line).ends_with("quarantined  0000:41:00.0  reason=reset failed\\n"), "{}", text(&line));
+        let text = text(&line, &names).unwrap();
+        assert!(text.ends_with("quarantined  0000:41:00.0  reason=reset failed\\n"), "{text}");
     }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use vfio::{InvalidAddress, PciAddress};
 
-use crate::client::ENTRY;
+use crate::client::{ENTRY, Objects, Record};
 use crate::id::TenantId;
 
 /// Reads `0000:41:00.0`, `41:00.0` or `pci_0000_41_00_0`.
@@ -33,6 +33,23 @@ pub(super) fn subject_of_path(path: &str) -> String {
         return device.to_string();
     }
     path.strip_prefix(ENTRY).map_or_else(|| path.to_owned(), |below| below.trim_start_matches('/').replacen('/', " ", 1))
+}
+
+/// As [`subject_of_path`]; machines that are known by `tenant/name`.
+pub(super) fn called(objects: &Objects, path: &str) -> String {
+    let machine = objects.get(path).and_then(|interfaces| interfaces.get("Machine"));
+    machine.map_or_else(|| subject_of_path(path), |machine| machine_name(objects, machine))
+}
+
+/// `tenant/name` of a machine's properties.
+pub(super) fn machine_name(objects: &Objects, machine: &Record) -> String {
+    format!("{}/{}", tenant_name(objects, machine.text("Tenant")), machine.text("Name"))
+}
+
+/// The name of the tenant at `path`. Until tenants can be made there is one, which has no object.
+pub(super) fn tenant_name(objects: &Objects, path: &str) -> String {
+    let tenant = objects.get(path).and_then(|interfaces| interfaces.get("Tenant"));
+    tenant.map_or_else(|| TenantId::BUILT_IN_NAME.to_owned(), |tenant| tenant.text("Name").to_owned())
 }
 
 fn from_node_device_name(text: &str) -> Option<PciAddress> {

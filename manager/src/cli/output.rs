@@ -7,6 +7,7 @@ use std::io::{self, IsTerminal, StdoutLock, Write};
 
 use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
 use serde::Serialize;
+use serde_json::Value;
 
 /// What stands where there is nothing.
 pub(super) const NOTHING: &str = "–";
@@ -115,6 +116,21 @@ pub(super) fn size(bytes: u64) -> String {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let unit = units.iter().find(|(_, shift)| bytes >= 1 << shift && bytes.trailing_zeros() >= *shift);
     unit.map_or_else(|| format!("{bytes} bytes"), |(name, shift)| format!("{} {name}", bytes >> shift))
+}
+
+/// A value of JSON for a person: text by its name, lists without brackets, of fractions two digits; nested objects not at all.
+pub(super) fn said(value: &Value, name: impl Fn(&str) -> String + Copy) -> String {
+    match value {
+        Value::Null | Value::Object(_) => String::new(),
+        Value::Bool(flag) => flag.to_string(),
+        Value::Number(number) if number.is_f64() => format!("{:.2}", number.as_f64().unwrap_or_default()),
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => name(text),
+        Value::Array(values) => {
+            let values = values.iter().map(|value| said(value, name)).filter(|text| !text.is_empty());
+            values.collect::<Vec<_>>().join(",")
+        }
+    }
 }
 
 /// A title with `label  value` lines below it; those without a value are left out.

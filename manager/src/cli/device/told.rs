@@ -1,6 +1,6 @@
 //! A device out of the properties of the service's objects.
 
-use crate::cli::names::{device_of_path, number_of_path, subject_of_path};
+use crate::cli::names::{device_of_path, machine_name, number_of_path, subject_of_path};
 use crate::client::{Objects, Record};
 
 use super::{Bar, Device, VirtualFunctions, lack_of};
@@ -97,12 +97,5 @@ fn virtual_functions(sriov: &Record) -> Option<VirtualFunctions> {
 fn holder(objects: &Objects, path: &str) -> Option<String> {
     let claim = objects.get(path)?.get("Claim")?;
     let machine = objects.get(claim.text("Machine")).and_then(|interfaces| interfaces.get("Machine"));
-    let Some(machine) = machine else { return Some(subject_of_path(path)) };
-    Some(format!("{}/{}", tenant(objects, machine.text("Tenant")), machine.text("Name")))
-}
-
-/// The name of the tenant at `path`. Until tenants can be made there is one, which has no object.
-pub(in crate::cli) fn tenant(objects: &Objects, path: &str) -> String {
-    let tenant = objects.get(path).and_then(|interfaces| interfaces.get("Tenant"));
-    tenant.map_or_else(|| crate::id::TenantId::BUILT_IN_NAME.to_owned(), |tenant| tenant.text("Name").to_owned())
+    Some(machine.map_or_else(|| subject_of_path(path), |machine| machine_name(objects, machine)))
 }

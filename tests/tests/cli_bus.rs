@@ -5,12 +5,13 @@
 #![allow(clippy::expect_used)]
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 use std::process::{Command, Output};
-use std::{env, fs};
 
 use tempfile::TempDir;
 use tests::bus::PrivateBus;
+use tests::program;
 use tokio::runtime::Runtime;
 use zbus::message::{Header, Message};
 use zbus::names::ErrorName;
@@ -81,15 +82,8 @@ fn serve(answer: Result<(), Bad>, job: Vec<(&'static str, Variant<'static>)>) ->
     Service { _connection: connection.expect("connects"), _runtime: runtime, bus, _dir: dir }
 }
 
-fn program() -> PathBuf {
-    let cargo = env::var_os("CARGO").unwrap_or("cargo".into());
-    let built = Command::new(cargo).args(["build", "--quiet", "--package", "gpuward-manager", "--bin", "gpuward"]).status();
-    assert!(built.expect("cargo runs").success(), "gpuward is built");
-    env::current_exe().expect("known").ancestors().nth(2).expect("below the target directory").join("gpuward")
-}
-
 fn gpuward(address: &str, arguments: &[&str]) -> Output {
-    Command::new(program()).args(["--bus", address]).args(arguments).output().expect("runs")
+    Command::new(program::gpuward()).args(["--bus", address]).args(arguments).output().expect("runs")
 }
 
 fn ended(output: &Output) -> (Option<i32>, String) {

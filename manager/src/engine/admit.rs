@@ -8,7 +8,7 @@ use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
 use crate::ledger::NamedRequest;
 use crate::request::{Request, Submission};
-use crate::view::{HostState, JobState, JobView};
+use crate::view::HostState;
 
 /// Most jobs of one uid that are not over.
 const QUEUED_PER_UID: usize = 16;
@@ -40,7 +40,7 @@ impl Engine {
         self.not_busy(&concern)?;
         self.not_moved(&concern, submission.if_generation)?;
         let job = self.record(&submission)?;
-        self.enqueue(job, submission, concern);
+        self.jobs.0.insert(job, Job::of(submission, concern));
         self.publish();
         Ok(job)
     }
@@ -128,24 +128,6 @@ impl Engine {
             ledger.requests.extend(named);
         })?;
         Ok(job)
-    }
-
-    fn enqueue(&mut self, id: JobId, submission: Submission, concern: Concern) {
-        let view = JobView {
-            kind: concern.kind,
-            state: JobState::Queued,
-            progress: 0.0,
-            step: String::new(),
-            devices: concern.devices,
-            machine: concern.machine,
-            claims: Vec::new(),
-            error: None,
-            request_id: submission.request_id,
-            started_by_uid: submission.uid,
-            started_at: now(),
-            cancelable: true,
-        };
-        self.jobs.0.insert(id, Job { view, request: Some(submission.request), cancel: Default::default() });
     }
 }
 

@@ -9,10 +9,10 @@ use std::thread;
 use vfio::PciAddress;
 
 use super::worker::{Outcome, Worker};
-use super::{Engine, Message, devices, machines};
+use super::{Engine, Message, devices, machines, now};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::{JobId, MachineId};
-use crate::request::Request;
+use crate::request::{Request, Submission};
 use crate::view::{JobState, JobView};
 
 /// Every job of this start.
@@ -24,6 +24,40 @@ pub(crate) struct Job {
     pub(super) view: JobView,
     pub(super) request: Option<Request>,
     pub(super) cancel: Arc<AtomicBool>,
+}
+
+impl Job {
+    /// A job of the daemon's own: nobody asked for it, nobody may cancel it.
+    pub(super) fn own(kind: &'static str, machine: Option<MachineId>) -> Self {
+        let view = JobView {
+            kind,
+            state: JobState::Queued,
+            progress: 0.0,
+            step: String::new(),
+            devices: Vec::new(),
+            machine,
+            claims: Vec::new(),
+            error: None,
+            request_id: String::new(),
+            started_by_uid: 0,
+            started_at: now(),
+            cancelable: false,
+        };
+        Self { view, request: None, cancel: Arc::default() }
+    }
+
+    /// The job of a request.
+    pub(super) fn of(submission: Submission, concern: Concern) -> Self {
+        let own = Self::own(concern.kind, concern.machine).view;
+        let view = JobView {
+            devices: concern.devices,
+            request_id: submission.request_id,
+            started_by_uid: submission.uid,
+            cancelable: true,
+            ..own
+        };
+        Self { view, request: Some(submission.request), cancel: Arc::default() }
+    }
 }
 
 /// What runs in a job's thread.

@@ -6,6 +6,7 @@ use vfio::{ChangeError, PciAddress};
 
 use super::carry::one_line;
 use super::claims::release_bundle;
+use super::jobs::Job;
 use super::worker::{Outcome, Worker};
 use super::{Engine, now};
 use crate::apply::{ApplyError, Run, boot_id};
@@ -16,7 +17,7 @@ use crate::ledger::moves::bindings;
 use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, Standing};
 use crate::plan::{Move, Plan, Side};
 use crate::request::{Goal, Request, Submission};
-use crate::view::{EventKind, JobState, JobView, Subject};
+use crate::view::{EventKind, Subject};
 
 impl Engine {
     /// Starts the first job. A ledger that cannot be used is left as it is, and so is the host.
@@ -41,21 +42,7 @@ impl Engine {
         let taken_before = self.ledger.devices.iter().filter(|(_, record)| before(record));
         self.to_restore = taken_before.map(|(device, _)| *device).collect();
         self.recovery = Some(job);
-        let view = JobView {
-            kind: "recover",
-            state: JobState::Queued,
-            progress: 0.0,
-            step: String::new(),
-            devices: Vec::new(),
-            machine: None,
-            claims: Vec::new(),
-            error: None,
-            request_id: String::new(),
-            started_by_uid: 0,
-            started_at: now(),
-            cancelable: false,
-        };
-        self.jobs.0.insert(job, super::jobs::Job { view, request: None, cancel: Default::default() });
+        self.jobs.0.insert(job, Job::own("recover", None));
         let ledger = self.ledger.clone();
         self.spawn(job, Box::new(move |worker: &Worker| recover(worker, &ledger)));
     }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use vfio::{Inventory, PciAddress};
 
+use super::super::Engine;
 use super::super::claims::{self, Claimant, Claimed};
 use super::super::jobs::{Job, Work};
 use super::super::worker::{Outcome, Worker};
-use super::super::{Engine, now};
 use super::{Hint, admit, claims_of, forget_process, subject};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::{ClaimId, JobId, MachineId, TenantId};
@@ -19,7 +19,7 @@ use crate::machine::{self, Launch, Metadata, Running, Subject};
 use crate::plan::Plan;
 use crate::request::Request;
 use crate::spec::{Hold, MachineSpec};
-use crate::view::{EventKind, JobState, JobView, MachineState, Subject as EventSubject};
+use crate::view::{EventKind, MachineState, Subject as EventSubject};
 
 type Claims = BTreeMap<ClaimId, ClaimRecord>;
 
@@ -294,21 +294,7 @@ pub(super) fn begin_end(engine: &mut Engine, machine: MachineId) -> Result<(), F
         ledger.next_job += 1;
         set(ledger, machine, MachineState::Stopping, reason);
     })?;
-    let view = JobView {
-        kind: "machine-end",
-        state: JobState::Queued,
-        progress: 0.0,
-        step: String::new(),
-        devices: Vec::new(),
-        machine: Some(machine),
-        claims: Vec::new(),
-        error: None,
-        request_id: String::new(),
-        started_by_uid: 0,
-        started_at: now(),
-        cancelable: false,
-    };
-    engine.jobs.0.insert(job, Job { view, request: None, cancel: Default::default() });
+    engine.jobs.0.insert(job, Job::own("machine-end", Some(machine)));
     let work = move |worker: &Worker| match finish(worker, (machine, hold), MachineState::Off, reason) {
         Ok(events) => Outcome { events, ..Outcome::done() },
         Err(failure) => Outcome::failed(failure),

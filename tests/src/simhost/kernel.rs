@@ -229,6 +229,10 @@ impl Shared {
         while attribute.waits_for(&self.tree, value).iter().any(|node| self.tree.is_open(Path::new(node))) {
             thread::sleep(Duration::from_millis(5));
         }
+        // What waited may have outlived its host.
+        if !self.tree.root().exists() {
+            return Err(Errno::IO);
+        }
         let answer = {
             let _moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
             attribute.store(&self.tree, value)

@@ -48,8 +48,9 @@ fn view(engine: &Engine, machine: MachineId, record: &MachineRecord) -> MachineV
 
 fn state(engine: &Engine, machine: MachineId, record: &MachineRecord) -> (MachineState, String) {
     match engine.jobs.on_machine(machine).map(|(_, job)| job.kind) {
-        // Whoever sees it off may start it: not before the job that ended it is over.
-        Some("machine-start" | "machine-stop" | "machine-kill" | "machine-end") if is_down(record.state) => {
+        // Whoever sees it off may start it: not while a job starts it, nor before the job that ended it is over.
+        Some("machine-start") if is_down(record.state) => return (MachineState::Preparing, record.reason.clone()),
+        Some("machine-stop" | "machine-kill" | "machine-end") if is_down(record.state) => {
             return (MachineState::Stopping, record.reason.clone());
         }
         Some(_) => return (record.state, record.reason.clone()),

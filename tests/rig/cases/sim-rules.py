@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
 """sim-rules: The rules that the simulated kernel (tests/simhost) answers by, asked of the real one; one line a rule.
 
-needs: nothing
+needs: 2 H100, a foreign function
 """
 
+import contextlib
+import errno
+import fcntl
 import os
 import pathlib
+import struct
+import subprocess
 import time
 
 import lib
@@ -106,7 +111,7 @@ def power_rules():
     control, state = device(NIC, "power/control"), device(NIC, "power_state")
     override("vfio-pci")
     observed("unbind_leaves_a_function_awake", ("ok", "D0"), unbind("igb"), read(state))
-    probe()
+    observed("a_power_control_set_before_vfio_pci_is_lost", ("on", "ok", "auto"), read(control), probe(), read(control))
     observed("vfio_pci_lets_an_idle_function_sleep", ("auto", "D3hot"), read(control), settled(state, "D3hot"))
     observed("power_control_on_wakes_a_function_of_vfio_pci", ("ok", "D0"), store(control, "on"), read(state))
     observed("power_control_auto_lets_it_sleep_again", ("ok", "D3hot"), store(control, "auto"), settled(state, "D3hot"))
@@ -147,11 +152,60 @@ def sriov_rules():
     probe()
 
 
-lib.sh("modprobe -a igbvf vfio-pci")
+VFIO_SET_IOMMU, VFIO_GROUP_SET_CONTAINER, VFIO_GROUP_GET_DEVICE_FD = 0x3B66, 0x3B68, 0x3B6A
+VFIO_TYPE1V2_IOMMU = 3
+
+
+@contextlib.contextmanager
+def opened(address):
+    """The function as a process has it that runs a guest with it: container, group and device."""
+    files = [os.open("/dev/vfio/vfio", os.O_RDWR), os.open("/dev/vfio/" + link(device(address, "iommu_group")), os.O_RDWR)]
+    try:
+        container, group = files
+        fcntl.ioctl(group, VFIO_GROUP_SET_CONTAINER, struct.pack("i", container))
+        fcntl.ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1V2_IOMMU)
+        files.append(fcntl.ioctl(group, VFIO_GROUP_GET_DEVICE_FD, bytearray(address.encode() + b"\0")))
+        yield
+    finally:
+        for fd in reversed(files):
+            os.close(fd)
+
+
+def refusal_to_open(address):
+    try:
+        with opened(address):
+            return "none"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+
+
+def holder_rules():
+    shared = lib.h100s()[-1]
+    neighbour = shared[:-1] + "1"
+    observed("a_group_has_all_functions_of_a_slot_without_acs", (link(device(shared, "iommu_group")),), link(device(neighbour, "iommu_group")))
+    native = driver(neighbour)
+    lib.bind_to_vfio(shared)
+    observed("a_group_with_a_host_driver_is_not_viable", ("EPERM",), refusal_to_open(shared))
+    observed("unbind_of_the_neighbour", ("ok", "none"), unbind(native, neighbour), driver(neighbour))
+    with opened(shared):
+        observed("a_host_driver_is_refused_in_a_group_in_use", ("EBUSY", "none"), bind(native, neighbour), driver(neighbour))
+        path = f"{PCI}/drivers/vfio-pci/unbind"
+        writer = subprocess.Popen(["python3", "-c", f"import os; os.write(os.open('{path}', os.O_WRONLY), b'{shared}')"])
+        try:
+            waited = str(writer.wait(3))
+        except subprocess.TimeoutExpired:
+            waited = "waits"
+        observed("unbind_waits_for_who_has_the_device_open", ("waits",), waited)
+    observed("unbind_returns_when_the_device_is_closed", ("0", "none"), str(writer.wait(10)), driver(shared))
+    observed("the_neighbour_can_be_bound_again", ("ok", native), bind(native, neighbour), driver(neighbour))
+
+
+lib.sh("modprobe igbvf")
 observed("the_host_is_as_expected", ("igb", "pcieport"), driver(NIC), driver(PORT))
 binding_rules()
 override_length_rules()
 attribute_rules()
 power_rules()
 sriov_rules()
+holder_rules()
 observed("the_host_is_as_before", ("igb", "(null)", "on", "0"), driver(NIC), read(device(NIC, "driver_override")), read(device(NIC, "power/control")), read(device(NIC, "sriov_numvfs")))

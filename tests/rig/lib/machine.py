@@ -30,12 +30,14 @@ MASKED = """
     modprobe@drm.service modprobe@efi_pstore.service modprobe@configfs.service modprobe@fuse.service modprobe@dm_mod.service
     modprobe@loop.service systemd-pstore.service systemd-random-seed.service sys-kernel-config.mount
     sys-fs-fuse-connections.mount sys-kernel-debug.mount sys-kernel-tracing.mount dev-mqueue.mount systemd-journal-flush.service
+    ldconfig.service systemd-journal-catalog-update.service systemd-update-done.service systemd-binfmt.service dracut-shutdown.service
 """.split()
 
 # nouveau and nova_core would take a fake GPU.
 KERNEL_LINE = " ".join([
-    "root=/dev/vda console=ttyS0 quiet panic=-1 intel_iommu=on apparmor=1 security=apparmor mitigations=off audit=0 nokaslr",
+    "root=/dev/vda console=ttyS0 quiet panic=-1 intel_iommu=on apparmor=1 security=apparmor mitigations=off nokaslr",
     "modprobe.blacklist=nouveau,nova_core systemd.wants=rig-agent.service",
+    "systemd.default_timeout_start_sec=600 systemd.default_device_timeout_sec=600",
     *(f"systemd.mask={unit}" for unit in MASKED),
 ])  # fmt: skip
 
@@ -131,7 +133,7 @@ class Machine:
 
     def add_network_function(self, port, function):
         """Puts a network function into a slot which is still without its function 0."""
-        self.qmp("device_add", driver="e1000e", id=f"{port}-{function}", bus=port, addr=f"0.{function}")
+        self.qmp("device_add", driver="e1000e", id=f"{port}-{function}", bus=port, addr=f"0.{function}", multifunction=True)
 
     def console(self):
         path = self.directory / "console.log"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """daemon-killed: Killing gpuwardd under a running machine changes nothing, and the next one adopts it.
 
-needs: gpuward, 1 H100
+needs: 1 H100
 """
 
 import pathlib

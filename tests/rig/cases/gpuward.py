@@ -70,9 +70,11 @@ def wait(job):
 
 
 def move(goal, address):
-    """Assigns or releases a device and waits for the job; the failure is in the answer."""
-    job = call(device(address), f"{SERVICE}.Device", goal.capitalize(), "a{sv}", 0)
-    return wait(job)
+    """Assigns or releases a device and says how the job ended; a refusal, before or in the job, is raised."""
+    ended = wait(call(device(address), f"{SERVICE}.Device", goal.capitalize(), "a{sv}", 0))
+    if "error" in ended:
+        raise Refused(ended["error"].removeprefix(f"{SERVICE}.Error."), ended["message"])
+    return ended["state"]
 
 
 def start(rules):
@@ -115,7 +117,10 @@ def machine(name, address, image="report", memory="64MiB", kind="gpu"):
     """Creates a machine with one device and starts it; returns its path once libvirt reports it running."""
     spec = SPEC.format(name=name, memory=memory, image=image, kind=kind, identity=get(device(address), "Device", "Identity"))
     pathlib.Path("machine.toml").write_text(spec)
-    lib.sh(f"cat machine.toml; gpuward machine create default/{name} -f machine.toml && gpuward machine start default/{name}; gpuward machine list")
+    lib.sh(f"cat machine.toml; gpuward machine create default/{name} -f machine.toml")
+    # The daemon is ready before it has reached libvirt.
+    lib.eventually(60, lambda: "cannot be reached" not in lib.sh(f"gpuward machine start default/{name}"))
+    lib.sh("gpuward machine list")
     path = manager("GetMachine", "ss", "default", name)
     if not lib.equal(f"{name} runs", "running", get(path, "Machine", "State")):
         lib.sh("gpuward job list; journalctl --no-pager -u gpuwardd.service | tail -30; tail -5 /var/log/libvirt/qemu/gpuward-*.log")

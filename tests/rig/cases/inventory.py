@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """inventory: What gpuward says of each function is what lspci and sysfs say.
 
-needs: gpuward, 2 H100
+needs: 2 H100
 """
 
 import json
@@ -25,7 +25,7 @@ def group(address):
     return int(link(device(address, "iommu_group")))
 
 
-listed = {entry["address"]: entry for entry in json.loads(lib.sh("gpuward --json list"))}
+listed = {entry["address"]: entry for entry in json.loads(lib.sh("gpuward --json list"))["devices"]}
 lib.check("the H100s and the virtual functions are listed", set(lib.h100s() + vfs) <= set(listed), ", ".join(listed))
 paths = gpuward.call(gpuward.ENTRY, "org.freedesktop.DBus.ObjectManager", "GetManagedObjects")
 for address, entry in listed.items():

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """libvirtd-restarted: Restarting libvirtd under a running machine changes nothing; one that ends meanwhile is noticed.
 
-needs: gpuward, 1 H100
+needs: 1 H100
 """
 
 import os

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """machine-vf: A machine with a virtual function boots as a nested guest that sees it; killing QEMU frees it.
 
-needs: gpuward
+needs: nothing
 """
 
 import os

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """polkit: An ordinary user may change nothing, see nothing and hear nothing; a member of the group may.
 
-needs: gpuward
+needs: nothing
 """
 
 import subprocess

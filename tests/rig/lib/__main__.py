@@ -37,12 +37,12 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = [case for case in cases if not wanted.case or case.name in wanted.case]
     with tempfile.TemporaryDirectory(prefix="gpuward-rig-") as directory:
-        image, installed = payload.make(pathlib.Path(directory))
+        image = payload.make(pathlib.Path(directory))
         runner = suite.Suite(guest.ready(os.environ), image, payload.fakegpu())
         if wanted.shell:
             return shell(runner, chosen[0] if wanted.case else None)
         for case in chosen:
-            runner.run(case, installed)
+            runner.run(case)
     print(f"\n{runner.closing_line()}", flush=True)
     return 1 if runner.totals["failed"] else 0
 

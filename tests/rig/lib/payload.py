@@ -24,27 +24,25 @@ def fakegpu():
 
 
 def install(destination):
-    """What `make install` lays down, from this checkout; False where the Makefile has no such target."""
-    if subprocess.run(["make", "-n", "install"], cwd=cache.TOP, capture_output=True).returncode:
-        return False
-    subprocess.run(["make", "--silent", "install", f"DESTDIR={destination}"], cwd=cache.TOP, check=True)
-    for program in destination.glob("usr/*bin/*"):
+    """What `make install` lays down, from this checkout."""
+    make = ["make", "--silent", "install", f"PROFILE={PROFILE}", f"CARGO_TARGET={target().parent}", f"DESTDIR={destination}"]
+    subprocess.run(make, cwd=cache.TOP, check=True)
+    for program in destination.glob("usr/bin/*"):
         # Debug information is most of a program's size, and the guest reads slowly.
         subprocess.run(["strip", "--strip-debug", program], check=True)
-    return True
 
 
 def make(directory):
-    """`payload.img` in `directory`, and whether gpuward is in it."""
+    """`payload.img` in `directory`."""
     build()
     tree = directory / "payload"
     tree.mkdir()
     (tree / "install").mkdir()
-    installed = install(tree / "install")
+    install(tree / "install")
     subprocess.run(["cp", "-a", cache.RIG / "cases", tree / "cases"], check=True)
     image = directory / "payload.img"
     subprocess.run(["tar", "-C", tree, "--owner=0", "--group=0", "-c", "-f", image, "."], check=True)
     if image.stat().st_size > machine.PAYLOAD_SIZE:
         raise SystemExit(f"{image.stat().st_size} bytes do not fit on the payload disk of {machine.PAYLOAD_SIZE}")
     subprocess.run(["truncate", "-s", str(machine.PAYLOAD_SIZE), image], check=True)
-    return image, installed
+    return image

@@ -3,6 +3,7 @@
 
 pub mod bus;
 pub mod engine;
+pub mod operated;
 pub mod polkit;
 pub mod program;
 pub mod session;

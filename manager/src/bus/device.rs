@@ -38,7 +38,7 @@ impl Device {
     /// Takes the device's whole bundle from the host into the pool.
     ///
     /// Options: `force` (b: also where it is the boot display or the only console), `request-id` (s), `if-generation` (t).
-    /// Polkit actions: `org.gpuward.assign`, with `force` `org.gpuward.force` too.
+    /// Refusals as of `Manager.Apply`. Polkit actions: `org.gpuward.assign`, with `force` `org.gpuward.force` too.
     #[zbus(out_args("job"))]
     async fn assign(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
         let address = self.address.to_string();
@@ -55,7 +55,7 @@ impl Device {
 
     /// Gives the device's whole bundle from the pool back to its own drivers.
     ///
-    /// Options: `request-id` (s), `if-generation` (t). Polkit action: `org.gpuward.assign`.
+    /// Options: `request-id` (s), `if-generation` (t). Refusals as of `Manager.Apply`. Polkit action: `org.gpuward.assign`.
     #[zbus(out_args("job"))]
     async fn release(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
         let caller = self.service.check(&header, Action::Assign, &self.address.to_string()).await?;

@@ -34,7 +34,8 @@ impl Machine {
 
 #[interface(name = "org.gpuward1.Machine")]
 impl Machine {
-    /// Claims the devices it wishes for and starts it. Its job ends when libvirt reports it running with every device.
+    /// Claims the devices it wishes for and starts it. Its job ends when libvirt reports it running with every device, or fails with
+    /// NoFit, PreflightFailed, HypervisorFailed or DeadlineExceeded; then its devices are free again.
     ///
     /// Options: `request-id` (s), `if-generation` (t). Polkit action: `org.gpuward.manage-machines`.
     #[zbus(out_args("job"))]

@@ -51,8 +51,9 @@ impl Manager {
 
     /// Carries out goals (as in `Plan`) together: all of them, or none.
     ///
-    /// Options: `plan-digest` (s: refused with `Conflict` where the plan is another by now), `request-id` (s: the same id,
-    /// goals and user give the same job for 24 hours), `if-generation` (t: refused with `Conflict` where `Generation` is another).
+    /// Options: `plan-digest` (s: refused with `Conflict` where the plan is another by now), `request-id` (s), `if-generation` (t).
+    /// Refusals: HostNotReady, NoSuchDevice, Held, GroupShared, NotViable, AlreadyClaimed, Quarantined, LevelRefused, Busy, Conflict,
+    /// TooMany.
     ///
     /// Polkit actions: `org.gpuward.assign`; a goal with `force` needs `org.gpuward.force` too.
     #[zbus(out_args("job"))]
@@ -68,7 +69,7 @@ impl Manager {
         self.0.submit(caller, Request::Apply { goals, plan_digest }, conditions).await
     }
 
-    /// The device at an address (`0000:41:00.0`). Polkit action: `org.gpuward.inspect`.
+    /// The device at an address (`0000:41:00.0`); InvalidSpec where that is none, else NoSuchDevice. Polkit action: `org.gpuward.inspect`.
     #[zbus(out_args("device"))]
     async fn get_device(&self, address: &str, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
         self.0.check(&header, Action::Inspect, address).await?;
@@ -121,6 +122,7 @@ impl Manager {
     /// The specification has the keys of `docs/machine-spec.md`; unknown keys are refused by their full path, at most 256 KiB.
     /// Options: `tenant` (s: `default`), `request-id` (s), `if-generation` (t). The job's `Result` has `machine` (o).
     ///
+    /// Refusals: InvalidSpec, NotSupported, LevelRefused, NoSuchTenant, NameTaken, HostNotReady, Conflict, TooMany.
     /// Polkit actions: `org.gpuward.manage-machines`; host paths, bridges and kernels need `org.gpuward.configure` too.
     #[zbus(out_args("job"))]
     async fn create_machine(&self, spec: Received, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -132,4 +132,18 @@ fn a_daemon_that_is_told_to_end_leaves_the_machine_running() {
     session.start_daemon().expect("it comes up again");
     until(&session, "running");
     assert_eq!(leader(&session), before);
+}
+
+#[test]
+fn the_tour_of_make_demo_runs_to_its_end() {
+    program::gpuward();
+    let tour = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo.sh");
+    let mut sim = Command::new(env!("CARGO_BIN_EXE_gpuward-sim"));
+    sim.args(["dgx-h100", "--"]).arg(tour).env("GPUWARD_DEMO_PAUSE", "0");
+    let output = sim.output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("That was the tour"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    for seen in ["held by nvidia-persistenced[812]", "shares IOMMU group 1", "running  default/train-1", "claim-released"] {
+        assert!(text.contains(seen), "{seen:?} is not in\n{text}");
+    }
 }

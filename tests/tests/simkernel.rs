@@ -15,8 +15,14 @@ fn dgx() -> SimHost {
     SimHost::build("dgx-h100").expect("the host is described")
 }
 
+/// Late enough for a busy machine.
 fn soon() -> Instant {
-    Instant::now() + Duration::from_millis(100)
+    Instant::now() + Duration::from_secs(20)
+}
+
+/// For stores that are meant to get stuck.
+fn at_once() -> Instant {
+    Instant::now() + Duration::from_millis(200)
 }
 
 /// Stores and gives the errno, 0 for success.
@@ -155,7 +161,7 @@ fn vfio_lets_a_function_sleep_and_on_keeps_it_awake() {
 fn unbind_waits_for_who_holds_the_function() {
     let sim = dgx();
     let unbind = format!("sys/bus/pci/devices/{HELD}/driver/unbind");
-    let error = sim.host().store(&unbind, HELD, soon()).expect_err("nvidia-persistenced has it open");
+    let error = sim.host().store(&unbind, HELD, at_once()).expect_err("nvidia-persistenced has it open");
     assert!(matches!(error, StoreError::Stuck { .. }), "{error}");
     sim.end_process(812).expect("it ends");
     let link = format!("sys/bus/pci/devices/{HELD}/driver");
@@ -193,7 +199,7 @@ fn a_store_that_hangs_is_stuck_and_locks_its_function_until_it_goes_on() {
     let sim = dgx();
     sim.kernel.hang_at(1);
     let host = sim.host();
-    let stuck = |value| matches!(host.store(device("driver_override"), value, soon()), Err(StoreError::Stuck { .. }));
+    let stuck = |value| matches!(host.store(device("driver_override"), value, at_once()), Err(StoreError::Stuck { .. }));
     assert!(stuck("vfio-pci"));
     assert!(stuck("other"), "the function's lock is taken");
     sim.kernel.let_go();

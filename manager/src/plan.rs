@@ -100,11 +100,13 @@ impl Plan {
         Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Its changes for a person. A knob that is only held where it is, is not shown.
+    /// Its changes for a person. A knob that is only held where it is, is not shown, nor is a stage of such knobs counted.
     pub fn steps(&self) -> Vec<PlanStep> {
-        let numbered = (1..).zip(&self.stages).flat_map(|(stage, changes)| changes.iter().map(move |change| (stage, change)));
-        let shown = numbered.filter(|(_, change)| !change.is_nothing());
-        shown
+        let shown = |changes: &'_ &Vec<Change>| changes.iter().any(|change| !change.is_nothing());
+        let numbered = (1..).zip(self.stages.iter().filter(shown));
+        let changes = numbered.flat_map(|(stage, changes)| changes.iter().map(move |change| (stage, change)));
+        changes
+            .filter(|(_, change)| !change.is_nothing())
             .map(|(stage, change)| PlanStep {
                 stage,
                 device: change.device(),

@@ -183,7 +183,8 @@ impl Engine {
         job.view.state = outcome.state;
         job.view.cancelable = false;
         job.view.error = outcome.error.clone();
-        job.view.claims.extend(&outcome.claims);
+        let new = outcome.claims.iter().filter(|claim| !job.view.claims.contains(claim)).copied().collect::<Vec<_>>();
+        job.view.claims.extend(new);
         if outcome.state == JobState::Done {
             job.view.progress = 1.0;
         }

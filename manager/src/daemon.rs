@@ -4,7 +4,6 @@
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
-use zbus::export::ordered_stream::OrderedStreamExt;
 
 use crate::bus;
 use crate::engine::{self, Engine, EngineHandle, StartFailed};
@@ -27,6 +26,9 @@ pub enum DaemonError {
     /// The bus cannot be reached, the name is taken, or the bus has gone.
     #[error("cannot serve {} on the bus", bus::NAME)]
     Bus(#[source] zbus::Error),
+    /// The engine's thread has ended by itself.
+    #[error("the engine has ended; the log says why")]
+    EngineEnded,
     /// The system gives no threads or no signals.
     #[error("cannot set up the daemon")]
     System(#[source] std::io::Error),
@@ -51,9 +53,9 @@ pub fn run(options: Options) -> Result<(), DaemonError> {
         let mut signals = Signals::new().map_err(DaemonError::System)?;
         let lost = connection.clone();
         tokio::select! {
-            served = bus::serve(connection, engine.clone(), host, published) => served.map_err(DaemonError::Bus),
+            served = bus::serve(connection, engine.clone(), host, published) => served.map_err(DaemonError::Bus).and(Err(DaemonError::EngineEnded)),
             () = signals.until_stopped(&engine) => Ok(()),
-            () = until_lost(&lost) => Err(DaemonError::Bus(zbus::fdo::Error::Disconnected("the bus has gone".into()).into())),
+            () = lost.closed() => Err(DaemonError::Bus(zbus::fdo::Error::Disconnected("the bus has gone".into()).into())),
         }
     });
     engine.stop();
@@ -84,10 +86,4 @@ impl Signals {
             }
         }
     }
-}
-
-// A stream of messages ends with its connection.
-async fn until_lost(connection: &zbus::Connection) {
-    let mut messages = zbus::MessageStream::from(connection);
-    while messages.next().await.is_some_and(|message| message.is_ok()) {}
 }

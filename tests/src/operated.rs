@@ -1,9 +1,9 @@
 //! A simulated host that is operated over its bus: a session with a client that may do everything.
 
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use manager::client::{CallError, Client, Dict, Objects, Options, Record};
 use manager::failure::Failure;
@@ -12,6 +12,7 @@ use serde::Serialize;
 use zbus::wire::DynamicType;
 use zbus::{Message, OwnedObjectPath, Variant};
 
+use crate::bus::OPEN_POLICY;
 use crate::polkit::Who;
 use crate::session::{Session, SessionError};
 use crate::simhost::SimRoot;
@@ -39,10 +40,18 @@ impl Operated {
     /// # Errors
     /// As [`Session::start`], and where the bus cannot be reached.
     pub fn start(name: &str, program: &Path) -> Result<Self, Box<dyn std::error::Error>> {
+        Self::with_policy(name, program, OPEN_POLICY)
+    }
+
+    /// As [`Self::start`], on a bus with these `<policy>` elements.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn with_policy(name: &str, program: &Path, policy: &str) -> Result<Self, Box<dyn std::error::Error>> {
         let root = SimRoot::temporary(name).map_err(SessionError::from)?;
         // The bus has to be in reach of strangers, as the system's is.
         std::fs::set_permissions(root.path(), PermissionsExt::from_mode(0o755))?;
-        let session = Session::start(root, program)?;
+        let session = Session::with_policy(root, program, policy)?;
         session.polkit.allow("*", Who::Uid(getuid().as_raw()));
         let client = Client::connect(Some(session.address()))?;
         Ok(Self { session, client })
@@ -124,9 +133,6 @@ impl Operated {
     }
 
     /// Runs a client program as somebody who is nobody to the daemon: another user where we may be that, else ourselves.
-    ///
-    /// # Errors
-    /// It does not start.
     pub fn as_stranger(&self, program: &str) -> Command {
         if !getuid().is_root() {
             return self.session.command(program);
@@ -134,6 +140,24 @@ impl Operated {
         let mut command = self.session.command("setpriv");
         command.args(["--reuid", STRANGER, "--regid", STRANGER, "--clear-groups", program]);
         command
+    }
+
+    /// Makes calls as [`Self::as_stranger`], each a line `PATH INTERFACE MEMBER SIGNATURE`, and gives a line for how each ended:
+    /// `MEMBER ERROR-NAME`, or `MEMBER answered`.
+    ///
+    /// # Errors
+    /// The client does not start, or does not end well.
+    pub fn asked_by_stranger(&self, calls: &str) -> io::Result<String> {
+        let mut command = self.as_stranger("/usr/bin/python3");
+        // As text: a stranger need not be able to read this checkout.
+        command.args(["-c", include_str!("../clients/stranger.py"), self.session.address()]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        child.stdin.take().map_or(Ok(()), |mut pipe| pipe.write_all(calls.as_bytes()))?;
+        let output = child.wait_with_output()?;
+        if !output.status.success() {
+            return Err(io::Error::other(format!("the stranger's client ended with {}", output.status)));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// Whether [`Self::as_stranger`] runs as another user than the daemon.

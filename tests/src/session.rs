@@ -22,7 +22,7 @@ use vfio::{Deadlines, Host};
 use zbus::connection::Builder;
 use zbus::fdo::DBusProxy;
 
-use crate::bus::PrivateBus;
+use crate::bus::{OPEN_POLICY, PrivateBus};
 use crate::polkit::Polkit;
 use crate::simhost::{BuildError, SimKernel, SimRoot};
 use crate::standin;
@@ -84,6 +84,14 @@ impl Session {
     /// # Errors
     /// See [`SessionError`].
     pub fn start(host: SimRoot, program: &Path) -> Result<Self, SessionError> {
+        Self::with_policy(host, program, OPEN_POLICY)
+    }
+
+    /// As [`Self::start`], on a bus with these `<policy>` elements.
+    ///
+    /// # Errors
+    /// See [`SessionError`].
+    pub fn with_policy(host: SimRoot, program: &Path, policy: &str) -> Result<Self, SessionError> {
         let root = host.path();
         let failed = |doing| move |source| SessionError::Io { doing, source };
         for dir in ["etc/gpuward", "var/lib/gpuward", "run/gpuward", "run/libvirt/qemu", "run/dbus"] {
@@ -93,7 +101,7 @@ impl Session {
         if !configuration.exists() {
             fs::write(configuration, CONFIGURATION).map_err(failed("write the configuration"))?;
         }
-        let bus = PrivateBus::start(&root.join("run/dbus")).map_err(failed("start a bus"))?;
+        let bus = PrivateBus::with_policy(&root.join("run/dbus"), policy).map_err(failed("start a bus"))?;
         let polkit = Polkit::start(bus.address()).map_err(failed("start polkit's stand-in"))?;
         let mut session = Self { daemon: None, polkit, bus, program: program.into(), host };
         session.start_daemon()?;

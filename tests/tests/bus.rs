@@ -1,9 +1,7 @@
 //! The service on a private bus, as its clients meet it: the real daemon on a simulated host.
 #![allow(clippy::expect_used)]
 
-use std::io::Write;
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use manager::client::{Dict, Options, Record};
@@ -81,21 +79,6 @@ fn methods_of(host: &Operated, path: &str) -> Vec<(String, String, String)> {
     ours.collect()
 }
 
-fn ask_as_stranger(host: &Operated, calls: &str) -> String {
-    let mut command = host.as_stranger("/usr/bin/python3");
-    let mut child = command
-        // As text: a stranger need not be able to read this checkout.
-        .args(["-c", include_str!("../clients/stranger.py"), host.session.address()])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("python3 runs");
-    child.stdin.take().expect("piped").write_all(calls.as_bytes()).expect("written");
-    let output = child.wait_with_output().expect("ended");
-    assert!(output.status.success());
-    String::from_utf8(output.stdout).expect("UTF-8")
-}
-
 #[test]
 fn a_caller_who_may_nothing_is_refused_every_method_in_the_same_words() {
     let host = start();
@@ -103,7 +86,7 @@ fn a_caller_who_may_nothing_is_refused_every_method_in_the_same_words() {
     let methods = every_method(&host);
     assert!(methods.len() >= 23, "{methods:#?}");
     host.session.polkit.forbid_all();
-    let answers = ask_as_stranger(&host, &methods.join("\n"));
+    let answers = host.asked_by_stranger(&methods.join("\n")).expect("asked");
     assert_eq!(answers.lines().count(), methods.len());
     for answer in answers.lines() {
         assert!(answer.ends_with(" org.gpuward1.Error.NotAuthorized"), "{answer}");
@@ -126,7 +109,7 @@ fn a_stranger_reads_no_property_and_no_list_of_objects() {
          {machine} org.freedesktop.DBus.Properties GetAll org.gpuward1.Machine\n\
          /org/gpuward1 org.freedesktop.DBus.ObjectManager GetManagedObjects -\n"
     );
-    let answers = ask_as_stranger(&host, &calls);
+    let answers = host.asked_by_stranger(&calls).expect("asked");
     let expected = "Get org.gpuward1.Error.NotAuthorized\nGet org.gpuward1.Error.NotAuthorized\n\
                     GetAll org.freedesktop.DBus.Error.AccessDenied\nGetManagedObjects org.gpuward1.Error.NotAuthorized\n";
     assert_eq!(answers, expected);
@@ -287,7 +270,7 @@ fn a_machine_starts_holds_its_gpu_and_gives_it_back() {
 fn polkit_is_asked_about_the_caller_with_what_the_call_is_about() {
     let host = start();
     if host.has_strangers() {
-        ask_as_stranger(&host, &format!("{} org.gpuward1.Device Assign a{{sv}}\n", path_of(GPU)));
+        host.asked_by_stranger(&format!("{} org.gpuward1.Device Assign a{{sv}}\n", path_of(GPU))).expect("asked");
     } else {
         host.finish((&path_of(GPU), "Device"), "Assign", &(Options::new(),)).expect("allowed");
     }

@@ -131,7 +131,8 @@ def make_snapshot(base, work):
     booting = machine.Machine(base / "root", f"/srv/{work.name}", work / "nested.img")
     with booting:
         booting.boot()
-        booting.shell.run("/usr/local/lib/rig/settle", deadline=machine.BOOT_SECONDS)
+        if booting.shell.run("/usr/local/lib/rig/settle", deadline=machine.BOOT_SECONDS):
+            raise RuntimeError("the guest did not settle")
         booting.save()
     for leftover in ("nested", "nested.img", "linux-initrd", "syslinux.cfg", "report.o"):
         path = work / leftover

@@ -8,6 +8,8 @@ import time
 import cache
 import machine
 
+# The longest takes two minutes on busy cores.
+CASE_SECONDS = 600
 RESULT = re.compile(r"(ok|not ok|skip) \S")
 
 
@@ -106,7 +108,7 @@ class Suite:
         try:
             with self.open(case.gpus(), case.foreign()) as guest:
                 try:
-                    return guest.shell.run(f"cd /rig/cases && exec ./{case.path.name}", deadline=300, line=outcome.line)
+                    return guest.shell.run(f"cd /rig/cases && exec ./{case.path.name}", deadline=CASE_SECONDS, line=outcome.line)
                 except (TimeoutError, EOFError) as error:
                     print(f"{guest.console()[-3000:]}\n{guest.output()}", flush=True)
                     outcome.line(f"not ok {type(error).__name__}: {error}")
@@ -133,7 +135,8 @@ class Opened:
             if self.count:
                 self.gpus = FakeGpus(self.suite.fakegpu, self.machine.directory, self.count)
             self.machine.restore()
-            self.machine.shell.run("mkdir -p /rig && tar -x -f /dev/vdb -C /rig && /rig/cases/prepare", deadline=60)
+            if self.machine.shell.run("mkdir -p /rig && tar -x -f /dev/vdb -C /rig && /rig/cases/prepare", deadline=300):
+                raise RuntimeError("gpuward could not be installed in the guest")
             if self.gpus:
                 self._plug()
         except BaseException:
@@ -153,6 +156,6 @@ class Opened:
             if shared:
                 self.machine.add_network_function(port, 1)
             self.machine.add_gpu(name, port, shared)
-        wait = f"for i in $(seq 150); do [ $(lspci -n -d 10de:2330 | wc -l) = {self.count} ] && exit; sleep 0.2; done; exit 1"
-        if self.machine.shell.run(wait, deadline=60):
+        wait = f"for i in $(seq 300); do [ $(lspci -n -d 10de:2330 | wc -l) = {self.count} ] && exit; sleep 0.2; done; exit 1"
+        if self.machine.shell.run(wait, deadline=120):
             raise RuntimeError("the hot-plugged H100s did not appear")

@@ -1,5 +1,6 @@
 //! Every store of an assign and of a release fails once, and the daemon dies before and after each: the host is as before, as
 //! wished, or mended by the next start; never between.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::wildcard_enum_match_arm, clippy::print_stdout)]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -91,7 +92,7 @@ impl Case {
         };
         let tree = if in_pool { &self.in_pool } else { &self.on_host };
         assert_same(&self.managed.sim.snapshot(), tree, what);
-        assert_eq!(ledger.devices.values().all(|record| record.standing == Standing::Active), true, "{what}: {:?}", ledger.devices);
+        assert!(ledger.devices.values().all(|record| record.standing == Standing::Active), "{what}: {:?}", ledger.devices);
         assert_eq!(ledger.devices.contains_key(&self.device), in_pool, "{what}");
         assert!(ledger.quarantines.is_empty() && ledger.claims.is_empty(), "{what}");
         assert_eq!(fs::read_dir(self.managed.files().join("run/journal")).map_or(0, Iterator::count), 0, "{what}: a journal is left");

@@ -1,4 +1,5 @@
 //! What the engine admits, refuses, queues and tells, on simulated hosts.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,5 @@
 //! A host in any state: files missing, garbled, forbidden or replaced never stop a look at the others.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -44,7 +45,7 @@ fn files(dir: &Path, found: &mut Vec<PathBuf>) {
 fn inflict(path: &Path, harm: &Harm) {
     if let Harm::Forbid = harm {
         // Does nothing where the path is a link to nowhere; root reads what it may not.
-        return fs::set_permissions(path, fs::Permissions::from_mode(0)).unwrap_or_default();
+        return fs::set_permissions(path, fs::Permissions::from_mode(0o000)).unwrap_or_default();
     }
     fs::remove_file(path).unwrap();
     match harm {

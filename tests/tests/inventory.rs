@@ -1,4 +1,5 @@
 //! What is observed of described hosts.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use tests::simhost::SimHost;
 use vfio::{AcsCapability, Hold, Holders, Inventory, Iommu, Kind, NotViable, PciAddress};

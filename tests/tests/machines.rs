@@ -1,5 +1,5 @@
 //! Machines from specification to gone, on the simulated host: the real engine, libvirt's test driver, a process for each domain.
-#![allow(clippy::expect_used, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 use std::fs;
 use std::path::Path;

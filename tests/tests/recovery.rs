@@ -1,4 +1,5 @@
 //! What a crash may do to gpuward's own files, and what the next start makes of it.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
 use std::path::PathBuf;

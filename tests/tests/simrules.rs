@@ -1,6 +1,7 @@
 //! The simulated kernel is asked what `tests/rig/cases/sim-rules.py` asks a real one, rule by rule, and gives the same answers.
 #![allow(clippy::expect_used)]
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tests::simhost::SimHost;
@@ -186,7 +187,8 @@ fn functions_sleep_and_wake_as_on_a_real_kernel() {
     assert_eq!(ask.set_override("vfio-pci"), "ok");
     let answers = [ask.unbind("igb", NIC), ask.read("power_state")];
     ask.observed("unbind_leaves_a_function_awake", &["ok", "D0"], &answers);
-    assert_eq!(ask.probe(NIC), "ok");
+    let answers = [ask.read("power/control"), ask.probe(NIC), ask.read("power/control")];
+    ask.observed("a_power_control_set_before_vfio_pci_is_lost", &["on", "ok", "auto"], &answers);
     let answers = [ask.read("power/control"), ask.read("power_state")];
     ask.observed("vfio_pci_lets_an_idle_function_sleep", &["auto", "D3hot"], &answers);
     let answers = [ask.store_in(NIC, "power/control", "on"), ask.read("power_state")];
@@ -198,6 +200,31 @@ fn functions_sleep_and_wake_as_on_a_real_kernel() {
     assert_eq!((ask.set_override(""), ask.probe(NIC)), ("ok".into(), "ok".into()));
     let answers = [ask.driver(), ask.read("power_state")];
     ask.observed("a_host_driver_leaves_its_function_awake", &["igb", "D0"], &answers);
+    ask.end();
+}
+
+#[test]
+fn a_device_in_use_is_answered_as_on_a_real_kernel() {
+    let (card, audio) = ("0000:02:00.0", "0000:02:00.1");
+    let mut ask = Asker::new();
+    let to_vfio = [ask.store_in(card, "driver_override", "vfio-pci"), ask.unbind("nvidia", card), ask.probe(card)];
+    assert_eq!(to_vfio, ["ok", "ok", "ok"]);
+    let answers = [ask.unbind("snd_hda_intel", audio), ask.link(audio, "driver")];
+    ask.observed("unbind_of_the_neighbour", &["ok", "none"], &answers);
+    ask.sim.hold(4711, "qemu-system-x86", "/dev/vfio/16").expect("laid");
+    let answers = [ask.bind("snd_hda_intel", audio), ask.link(audio, "driver")];
+    ask.observed("a_host_driver_is_refused_in_a_group_in_use", &["EBUSY", "none"], &answers);
+    let (host, unbind) = (ask.sim.host(), "sys/bus/pci/drivers/vfio-pci/unbind");
+    let in_a_while = Instant::now() + Duration::from_secs(20);
+    let writer = thread::spawn(move || host.store(unbind, card, in_a_while).is_ok());
+    thread::sleep(Duration::from_millis(300));
+    let waits = if writer.is_finished() { "returned" } else { "waits" };
+    ask.observed("unbind_waits_for_who_has_the_device_open", &["waits"], &[waits.into()]);
+    ask.sim.end_process(4711).expect("ended");
+    let answers = [writer.join().expect("it returns").to_string(), ask.link(card, "driver")];
+    ask.observed("unbind_returns_when_the_device_is_closed", &["true", "none"], &answers);
+    let answers = [ask.bind("snd_hda_intel", audio), ask.link(audio, "driver")];
+    ask.observed("the_neighbour_can_be_bound_again", &["ok", "snd_hda_intel"], &answers);
     ask.end();
 }
 

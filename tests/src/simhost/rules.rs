@@ -1,8 +1,8 @@
 //! How the simulated kernel answers a store: one small function for each of the kernel's own, with its errno.
 //!
 //! A rule holds only what a real kernel was seen to do: `tests/rig/cases/sim-rules.py` asks one the same, and `tests/simrules.rs`
-//! compares. Not asked there, but read in the source or reported: what waits for a holder ([`Attribute::waits_for`]), a group whose
-//! DMA a program owns, and functions that vfio-pci does not take (`probe`). Functions named are those of Linux 6.12.
+//! compares. Not asked there, but reported or read in the source: what NVIDIA's driver waits for ([`Attribute::waits_for`]), and
+//! functions that vfio-pci does not take (`probe`). Functions named are those of Linux 6.12.
 
 use std::io;
 use std::path::Path;

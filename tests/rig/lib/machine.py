@@ -61,6 +61,9 @@ MACHINE = [
     "-netdev", "user,id=net0,restrict=on",
 ]  # fmt: skip
 
+# Before a command: even kill -9 of the runner leaves nothing running.
+DIES_WITH_THE_RUNNER = ["setpriv", "--pdeathsig", "KILL"]
+
 
 def description():
     """All of the machine that a snapshot depends on."""
@@ -72,8 +75,7 @@ def inside(root, binds, *command):
     mounts = ['mount -t proc proc "$0/proc"', 'mount --rbind /dev "$0/dev"']
     mounts += [f"mount --bind '{outside}' \"$0/{name}\"" for name, outside in binds.items()]
     script = "set -e; " + "; ".join(mounts) + '; exec chroot "$0" "$@"'
-    guard = ["unshare", "--mount", "--propagation", "private", "setpriv", "--pdeathsig", "KILL"]
-    return [*guard, "sh", "-c", script, str(root), *command]
+    return ["unshare", "--mount", "--propagation", "private", *DIES_WITH_THE_RUNNER, "sh", "-c", script, str(root), *command]
 
 
 class Machine:

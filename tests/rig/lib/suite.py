@@ -69,7 +69,8 @@ class FakeGpus:
     def __init__(self, program, directory, count):
         self.names = [f"gpu{number}" for number in range(count)]
         self.log = open(directory / "fakegpu.log", "w")
-        self.process = subprocess.Popen([program, str(directory), str(count)], stdout=self.log, stderr=self.log)
+        command = [*machine.DIES_WITH_THE_RUNNER, program, directory, str(count)]
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
         while not all((directory / name).exists() for name in self.names):
             if self.process.poll() is not None:
                 raise RuntimeError(f"the fake GPU server ended: {(directory / 'fakegpu.log').read_text()}")

@@ -83,13 +83,13 @@ impl Options {
     pub(super) fn done(self) -> Result<(), Failure> {
         match self.0.keys().min() {
             None => Ok(()),
-            Some(key) => Err(Failure::new(ErrorKind::UnknownOption, format!("there is no option {key:?} here"))),
+            Some(key) => Err(Failure::new(ErrorKind::UnknownOption, format!("there is no option {:?} here", shortened(key)))),
         }
     }
 }
 
 fn wrong_type(key: &str, wanted: &str) -> Failure {
-    Failure::new(ErrorKind::InvalidSpec, format!("option {key:?} is not {wanted}"))
+    Failure::new(ErrorKind::InvalidSpec, format!("option {:?} is not {wanted}", shortened(key)))
 }
 
 /// A specification or option as the tree that is parsed.
@@ -125,4 +125,29 @@ pub(super) fn node_of(value: &Variant<'_>, key: &str) -> Result<Node, Failure> {
 
 fn byte_of(value: &Variant<'_>) -> Option<u8> {
     if let Variant::U8(byte) = value { Some(*byte) } else { None }
+}
+
+/// What a caller sent, to tell it back: never at any length.
+pub(super) fn shortened(text: &str) -> &str {
+    text.char_indices().nth(64).map_or(text, |(end, _)| &text[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_back_is_short_and_whole_letters() {
+        assert_eq!(shortened("a/b"), "a/b");
+        assert_eq!(shortened(&"ä".repeat(100)).chars().count(), 64);
+    }
+
+    #[test]
+    fn what_no_option_takes_is_refused_by_its_key() {
+        let options = Received::from([("colour".to_owned(), Variant::from(0.5).try_to_owned().unwrap())]);
+        assert!(Options::new(options).err().unwrap().message.contains("\"colour\""));
+        let mut left = Options::new(Received::from([("dry-run".to_owned(), Variant::from(true).try_to_owned().unwrap())])).unwrap();
+        assert_eq!(left.flag("force"), Ok(false));
+        assert_eq!(left.done().unwrap_err().kind, ErrorKind::UnknownOption);
+    }
 }

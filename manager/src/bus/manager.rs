@@ -9,7 +9,7 @@ use zbus::object_server::SignalEmitter;
 use zbus::{Variant, interface};
 
 use super::authority::Action;
-use super::dict::{Dict, Options, Received, node_of};
+use super::dict::{Dict, Options, Received, node_of, shortened};
 use super::error::BusError;
 use super::paths::{self, Path};
 use super::service::{Conditions, Service, parse_device};
@@ -97,7 +97,7 @@ impl Manager {
         only_tenant(tenant)?;
         let view = self.0.view();
         let found = view.machines.iter().find(|(_, machine)| machine.name == name);
-        let absent = || Failure::new(ErrorKind::NoSuchMachine, format!("tenant {tenant} has no machine {name:?}"));
+        let absent = || Failure::new(ErrorKind::NoSuchMachine, format!("tenant {tenant} has no machine {:?}", shortened(name)));
         found
             .map(|(id, _)| paths::machine(*id))
             .ok_or_else(|| absent().remedy("`gpuward machine list` shows the machines there are").into())
@@ -156,7 +156,7 @@ impl Manager {
         Ok(super::job::outcome(view.jobs.get(&JobId(job)).ok_or_else(absent)?))
     }
 
-    /// A job began: `kind` (s), `request-id` (s).
+    /// A job was admitted: `kind` (s), `objects` (ao), `request-id` (s).
     #[zbus(signal)]
     pub(super) async fn job_new(emitter: &SignalEmitter<'_>, id: u64, job: Path, details: Answer) -> zbus::Result<()>;
 
@@ -212,7 +212,8 @@ impl Manager {
 
 fn only_tenant(name: &str) -> Result<(), Failure> {
     let known = name == TenantId::BUILT_IN_NAME;
-    let absent = || Failure::new(ErrorKind::NoSuchTenant, format!("there is no tenant {name:?}; there is {}", TenantId::BUILT_IN_NAME));
+    let absent =
+        || Failure::new(ErrorKind::NoSuchTenant, format!("there is no tenant {:?}; there is {}", shortened(name), TenantId::BUILT_IN_NAME));
     known.then_some(()).ok_or_else(absent)
 }
 
@@ -230,7 +231,9 @@ fn parse_goal(goal: Received) -> Result<Goal, Failure> {
     let goal = match keys.text("goal")?.ok_or_else(|| missing("goal"))?.as_str() {
         "assign" => Goal::Assign { device, force: keys.flag("force")? },
         "release" => Goal::Release { device },
-        other => return Err(Failure::new(ErrorKind::InvalidSpec, format!("{other:?} is no goal; there are assign and release"))),
+        other => {
+            return Err(Failure::new(ErrorKind::InvalidSpec, format!("{:?} is no goal; there are assign and release", shortened(other))));
+        }
     };
     keys.done().map(|()| goal)
 }

@@ -65,10 +65,12 @@ impl Publisher {
         let before = self.board.send_replace(update.view.clone());
         let now = &update.view;
         self.manager(&before, now).await?;
-        self.devices(&before, now).await?;
+        // What others refer to comes before them and leaves after them: a property never names an object that is not there.
         self.groups(&before, now).await?;
-        self.claims(&before, now).await?;
+        self.claims_made(&before, now).await?;
         self.machines(&before, now).await?;
+        self.devices(&before, now).await?;
+        self.claims_released(&before, now).await?;
         self.jobs(&before, now).await?;
         let emitter = SignalEmitter::new(&self.connection, ENTRY)?;
         for event in &update.events {
@@ -151,10 +153,14 @@ impl Publisher {
         Ok(())
     }
 
-    async fn claims(&mut self, before: &View, now: &View) -> zbus::Result<()> {
+    async fn claims_released(&mut self, before: &View, now: &View) -> zbus::Result<()> {
         for id in before.claims.keys().filter(|id| !now.claims.contains_key(id)) {
             self.remove::<Claim>(&paths::claim(*id)).await?;
         }
+        Ok(())
+    }
+
+    async fn claims_made(&mut self, before: &View, now: &View) -> zbus::Result<()> {
         for id in now.claims.keys().filter(|id| !before.claims.contains_key(id)) {
             self.add(&paths::claim(*id), Claim { service: self.service.clone(), id: *id }).await?;
         }
@@ -186,7 +192,7 @@ impl Publisher {
                 None => {
                     self.add(&path, Job { service: self.service.clone(), id: *id }).await?;
                     let mut details = Dict::new();
-                    details.put("kind", job.kind).put("request-id", job.request_id.clone());
+                    details.put("kind", job.kind).put("objects", job::objects(job)).put("request-id", job.request_id.clone());
                     let emitter = SignalEmitter::new(&self.connection, ENTRY)?;
                     Manager::job_new(&emitter, id.0, path, details.into_map()).await?;
                 }

@@ -42,6 +42,7 @@ install:
 	$(BUILT)/gpuward man $(SHARE)/man/man1
 	install -D -m 644 manager/data/org.gpuward1.conf $(SHARE)/dbus-1/system.d/org.gpuward1.conf
 	install -D -m 644 manager/data/org.gpuward1.service $(SHARE)/dbus-1/system-services/org.gpuward1.service
+	install -D -m 644 manager/data/org.gpuward1.xml $(SHARE)/dbus-1/interfaces/org.gpuward1.xml
 	install -D -m 644 manager/data/org.gpuward1.policy $(SHARE)/polkit-1/actions/org.gpuward1.policy
 	install -D -m 644 manager/data/50-gpuward.rules $(SHARE)/polkit-1/rules.d/50-gpuward.rules
 	install -D -m 644 manager/data/gpuward-restore.service $(DESTDIR)/usr/lib/systemd/system/gpuward-restore.service

@@ -326,8 +326,12 @@ fn bind(host: &Host, device: PciAddress, to: &Binding, deadlines: &Deadlines) ->
     let unbind = || match now().driver {
         Some(driver) if Some(&driver) != to.driver.as_ref() => {
             let stored = store(host, &attribute(device, "driver/unbind"), &address, deadlines);
+            // A stuck driver holds the device's lock, and reading the override takes it too (`driver_override_show`).
+            if matches!(stored, Err(StoreError::Stuck { .. })) {
+                return stored;
+            }
             // Somebody else may have unbound it meanwhile; what counts is that it is free.
-            if now().driver.as_ref() == Some(&driver) { stored } else { stored.or_else(stuck_only) }
+            if now().driver.as_ref() == Some(&driver) { stored } else { Ok(()) }
         }
         Some(_) | None => Ok(()),
     };
@@ -341,20 +345,15 @@ fn bind(host: &Host, device: PciAddress, to: &Binding, deadlines: &Deadlines) ->
         return Ok(());
     }
     let probed = store(host, Path::new("sys/bus/pci/drivers_probe"), &address, deadlines);
+    if matches!(probed, Err(StoreError::Stuck { .. })) {
+        return probed;
+    }
     if now().driver.as_ref() == Some(driver) {
-        return probed.or_else(stuck_only);
+        return Ok(());
     }
     // A probe can fail or take another driver (P13); asked by name, the driver at least says why not.
-    probed.or_else(stuck_only)?;
     unbind()?;
     store(host, &PathBuf::from(format!("sys/bus/pci/drivers/{driver}/bind")), &address, deadlines)
-}
-
-fn stuck_only(error: StoreError) -> Result<(), StoreError> {
-    match error {
-        StoreError::Stuck { .. } => Err(error),
-        StoreError::Refused { .. } => Ok(()),
-    }
 }
 
 #[cfg(test)]

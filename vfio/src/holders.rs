@@ -92,6 +92,8 @@ fn below_root(root: &str, path: &str) -> Option<String> {
     inside.strip_prefix('/').map(str::to_owned)
 }
 
+const ESRCH: i32 = 3;
+
 struct Look<'a> {
     host: &'a Host,
     root: String,
@@ -105,7 +107,12 @@ impl<'a> Look<'a> {
     }
 
     fn at_all(mut self) -> Holders {
-        let processes = self.host.entries("proc").ok().flatten().unwrap_or_default();
+        // No list of processes is no proof that nobody holds a device: 0 stands for all of them.
+        let Ok(processes) = self.host.entries("proc") else {
+            self.holders.unreadable.push(0);
+            return self.holders;
+        };
+        let processes = processes.unwrap_or_default();
         for pid in processes.iter().filter_map(|name| name.parse().ok()) {
             self.at(pid);
         }
@@ -121,9 +128,9 @@ impl<'a> Look<'a> {
                 let targets = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
                 held.extend(targets.filter_map(|target| self.node(&target, Hold::Open)));
             }
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => self.holders.unreadable.push(pid),
-            // The process has ended, or is a kernel thread's entry without descriptors.
-            Err(_) => {}
+            // The process has ended.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {}
+            Err(_) => self.holders.unreadable.push(pid),
         }
         let maps = self.host.read(format!("proc/{pid}/maps")).ok().flatten().unwrap_or_default();
         let mapped = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));

@@ -60,6 +60,8 @@ pub struct Machines {
     errors: BTreeMap<MachineId, Failure>,
     /// Looks under way, and whether to look again after them.
     looking: BTreeMap<MachineId, bool>,
+    /// Machines that are looked at again by themselves after a while.
+    waiting: BTreeSet<MachineId>,
     /// Devices that domains of others have, by the domain's name.
     foreign: BTreeMap<PciAddress, String>,
     /// Whether domains are being listed, and whether to list them again after that.
@@ -86,6 +88,8 @@ pub enum Hint {
     Libvirt(Notice),
     /// The process of a machine ended.
     Ended(MachineId),
+    /// It is time to look at a machine again.
+    Due(MachineId),
     /// A job started its domain.
     Started(MachineId, Box<Running>),
     /// A machine was looked at.
@@ -163,6 +167,10 @@ pub(super) fn hint(engine: &mut Engine, hint: Hint) {
             if engine.ledger.machines.contains_key(&machine) { look_at(engine, machine, Duration::ZERO) } else { list_foreign(engine) }
         }
         Hint::Ended(machine) => look_at(engine, machine, Duration::ZERO),
+        Hint::Due(machine) => {
+            engine.machines.waiting.remove(&machine);
+            look_at(engine, machine, Duration::ZERO);
+        }
         Hint::Started(machine, running) => note_running(engine, machine, *running),
         Hint::Looked(machine, look) => looked(engine, machine, *look),
         Hint::Foreign(found) => note_foreign(engine, found),
@@ -180,19 +188,35 @@ fn look_at(engine: &mut Engine, machine: MachineId, after: Duration) {
     if engine.machines.facts.is_none() || !engine.recovered || !engine.ledger.machines.contains_key(&machine) {
         return;
     }
+    if after > Duration::ZERO {
+        return look_later(engine, machine, after);
+    }
     if let Some(again) = engine.machines.looking.get_mut(&machine) {
         *again = true;
         return;
     }
     let Some(subject) = subject(engine, machine) else { return };
     let inbox = engine.inbox.clone();
-    let look = move || {
-        thread::sleep(after);
-        tell(&inbox, Hint::Looked(machine, Box::new(subject.look())));
-    };
+    let look = move || tell(&inbox, Hint::Looked(machine, Box::new(subject.look())));
     match thread::Builder::new().name("look".into()).spawn(look) {
         Ok(_) => drop(engine.machines.looking.insert(machine, false)),
         Err(error) => tracing::error!("cannot look at machine {}: {error}", machine.0),
+    }
+}
+
+// What is looked at is chosen when the time has come, and a hint until then is not kept waiting.
+fn look_later(engine: &mut Engine, machine: MachineId, after: Duration) {
+    if !engine.machines.waiting.insert(machine) {
+        return;
+    }
+    let inbox = engine.inbox.clone();
+    let wait = move || {
+        thread::sleep(after);
+        tell(&inbox, Hint::Due(machine));
+    };
+    if let Err(error) = thread::Builder::new().name("look-later".into()).spawn(wait) {
+        engine.machines.waiting.remove(&machine);
+        tracing::error!("cannot look at machine {} again: {error}", machine.0);
     }
 }
 
@@ -216,6 +240,10 @@ fn claims_of(engine: &Engine, machine: MachineId) -> impl Iterator<Item = (Claim
 fn looked(engine: &mut Engine, machine: MachineId, look: Look) {
     let again = engine.machines.looking.remove(&machine) == Some(true);
     let in_hand = engine.jobs.on_machine(machine).is_some();
+    // Something happened since this look began: what it saw may be of an earlier run.
+    if again && !in_hand {
+        return look_at(engine, machine, Duration::ZERO);
+    }
     let after = match look {
         _ if in_hand => None,
         Look::Running(running) => adopt(engine, machine, running),
@@ -232,9 +260,7 @@ fn looked(engine: &mut Engine, machine: MachineId, look: Look) {
             Some(LOOK_AGAIN * (1 << tries.min(MOST_DOUBLINGS)))
         }
     };
-    if again && !in_hand {
-        look_at(engine, machine, Duration::ZERO);
-    } else if let Some(after) = after {
+    if let Some(after) = after {
         look_at(engine, machine, after);
     }
 }

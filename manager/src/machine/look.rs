@@ -79,7 +79,9 @@ impl Subject {
         loop {
             let why = match self.look() {
                 Look::Gone => return Ok(()),
-                Look::Unknown(failure) => return Err(failure),
+                // libvirt may be restarting: until the time is over that is no answer.
+                Look::Unknown(failure) if Instant::now() >= until => return Err(failure),
+                Look::Unknown(failure) => failure.message,
                 Look::Running(_) => "libvirt still runs it".to_owned(),
                 Look::Ending { why } => why,
             };

@@ -14,7 +14,7 @@ use super::{Hint, admit, claims_of, forget_process, subject};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::{ClaimId, JobId, MachineId, TenantId};
 use crate::ledger::{ClaimRecord, Ledger, MachineRecord};
-use crate::libvirt::HostFacts;
+use crate::libvirt::{HostFacts, Presence};
 use crate::machine::{self, Launch, Metadata, Running, Subject};
 use crate::plan::Plan;
 use crate::request::Request;
@@ -136,6 +136,11 @@ impl Start {
         let metadata = Metadata { machine, tenant: TenantId::BUILT_IN, claims, request: self.request.clone() };
         if worker.is_canceled() {
             return Err(Failure::new(ErrorKind::Canceled, "canceled before the domain was created"));
+        }
+        // A domain of somebody else's with this UUID is not ours to end when libvirt refuses a second one.
+        if let Presence::Active(domain) = self.subject.libvirt.presence(self.spec.uuid)? {
+            let message = format!("a domain with the machine's UUID runs already, and gpuward did not start it: {}", domain.name);
+            return Err(Failure::new(ErrorKind::Conflict, message).remedy("end that domain first"));
         }
         let guest_dir = worker.host().path(machine::GUEST_DIR.trim_start_matches('/'));
         std::fs::create_dir_all(&guest_dir)
@@ -288,6 +293,7 @@ pub(super) fn begin_end(engine: &mut Engine, machine: MachineId) -> Result<(), F
         MachineState::Preparing | MachineState::Starting => "its start was cut off",
         MachineState::Off | MachineState::Stopping | MachineState::Failed | MachineState::Unknown => "",
     };
+    let subject = subject(engine, machine);
     forget_process(engine, machine);
     let job = JobId(engine.ledger.next_job);
     engine.commit(|ledger| {
@@ -295,7 +301,9 @@ pub(super) fn begin_end(engine: &mut Engine, machine: MachineId) -> Result<(), F
         set(ledger, machine, MachineState::Stopping, reason);
     })?;
     engine.jobs.0.insert(job, Job::own("machine-end", Some(machine)));
-    let work = move |worker: &Worker| match finish(worker, (machine, hold), MachineState::Off, reason) {
+    // Asked once more, of the claims it has now: what led here may have been seen before the last of them.
+    let still_gone = move || subject.map_or(Ok(()), |subject| subject.wait_until_gone(Duration::ZERO));
+    let work = move |worker: &Worker| match still_gone().and_then(|()| finish(worker, (machine, hold), MachineState::Off, reason)) {
         Ok(events) => Outcome { events, ..Outcome::done() },
         Err(failure) => Outcome::failed(failure),
     };

@@ -44,6 +44,13 @@ pub struct Member {
     pub driver: Option<String>,
 }
 
+impl Member {
+    /// Whether its driver does no DMA of its own (`driver_managed_dma` in the kernel), so that the group stays viable.
+    pub fn leaves_dma_alone(&self) -> bool {
+        matches!(self.driver.as_deref(), Some("vfio-pci" | "pci-stub"))
+    }
+}
+
 /// A port above a group and the ACS bits it lacks of those the kernel wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortAcs {

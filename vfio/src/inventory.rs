@@ -25,7 +25,7 @@ impl Inventory {
     /// Why no guest can have the group `id` as it is; `None` where it is viable or unknown.
     pub fn not_viable(&self, id: GroupId) -> Option<NotViable> {
         let on_vfio = |address| self.devices.get(&address).is_some_and(Function::is_on_vfio);
-        self.groups.get(&id)?.not_viable(|member| on_vfio(member.address))
+        self.groups.get(&id)?.not_viable(|member| on_vfio(member.address) || member.leaves_dma_alone())
     }
 
     /// The devices that must move together with `device`; `None` where there is no such device.
@@ -42,4 +42,25 @@ pub enum Iommu {
     Off,
     /// Groups exist.
     On,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Ids, Kind, Member};
+
+    fn viable_beside(driver: Option<&str>) -> bool {
+        let address = "0000:02:00.0".parse().unwrap();
+        let driver = driver.map(str::to_owned);
+        let other = Member { address, kind: Kind::Other, description: String::new(), ids: Ids::default(), driver };
+        let group = Group { id: GroupId(7), members: vec![other], acs: Vec::new(), reserved_direct: false };
+        let inventory = Inventory { groups: BTreeMap::from([(group.id, group)]), ..Inventory::default() };
+        inventory.not_viable(GroupId(7)).is_none()
+    }
+
+    #[test]
+    fn a_member_that_is_no_device_is_in_the_way_only_on_a_driver_with_dma_of_its_own() {
+        assert!(viable_beside(None) && viable_beside(Some("vfio-pci")) && viable_beside(Some("pci-stub")));
+        assert!(!viable_beside(Some("nvme")));
+    }
 }

@@ -47,17 +47,26 @@ pub struct Holders {
 impl Holders {
     /// Looks for processes that hold one of `functions`.
     pub fn of<'a>(host: &Host, functions: impl IntoIterator<Item = &'a Function>) -> Self {
-        let nodes: BTreeMap<_, _> = functions.into_iter().flat_map(|function| nodes(host, function)).collect();
-        Look::new(host, nodes).at_all()
+        Look::new(host, all_nodes(host, functions)).at_all()
     }
 
     /// Looks for what the process `pid` holds of `functions`.
     pub fn by_pid<'a>(host: &Host, functions: impl IntoIterator<Item = &'a Function>, pid: u32) -> Self {
-        let nodes: BTreeMap<_, _> = functions.into_iter().flat_map(|function| nodes(host, function)).collect();
-        let mut look = Look::new(host, nodes);
+        let mut look = Look::new(host, all_nodes(host, functions));
         look.at(pid);
         look.holders
     }
+}
+
+/// The functions of each node: that of a group is the node of all its members.
+type Nodes = BTreeMap<String, Vec<PciAddress>>;
+
+fn all_nodes<'a>(host: &Host, functions: impl IntoIterator<Item = &'a Function>) -> Nodes {
+    let mut all = Nodes::new();
+    for (node, device) in functions.into_iter().flat_map(|function| nodes(host, function)) {
+        all.entry(node).or_default().push(device);
+    }
+    all
 }
 
 /// The nodes by which a process can hold `function`, below the root.
@@ -97,12 +106,12 @@ const ESRCH: i32 = 3;
 struct Look<'a> {
     host: &'a Host,
     root: String,
-    nodes: BTreeMap<String, PciAddress>,
+    nodes: Nodes,
     holders: Holders,
 }
 
 impl<'a> Look<'a> {
-    fn new(host: &'a Host, nodes: BTreeMap<String, PciAddress>) -> Self {
+    fn new(host: &'a Host, nodes: Nodes) -> Self {
         Self { host, root: canonical_root(host), nodes, holders: Holders::default() }
     }
 
@@ -126,7 +135,7 @@ impl<'a> Look<'a> {
         match fs::read_dir(self.host.path(format!("proc/{pid}/fd"))) {
             Ok(entries) => {
                 let targets = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-                held.extend(targets.filter_map(|target| self.node(&target, Hold::Open)));
+                held.extend(targets.flat_map(|target| self.held_by(&target, Hold::Open)));
             }
             // The process has ended.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {}
@@ -134,16 +143,16 @@ impl<'a> Look<'a> {
         }
         let maps = self.host.read(format!("proc/{pid}/maps")).ok().flatten().unwrap_or_default();
         let mapped = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
-        held.extend(mapped.filter_map(|path| self.node(path, Hold::Mapped)));
+        held.extend(mapped.flat_map(|path| self.held_by(path, Hold::Mapped)));
         if !held.is_empty() {
             self.note(pid, held);
         }
     }
 
-    fn node(&self, target: &Path, how: Hold) -> Option<(String, PciAddress, Hold)> {
-        let node = below_root(&self.root, target.to_str()?)?;
-        let device = *self.nodes.get(&node)?;
-        Some((node, device, how))
+    fn held_by(&self, target: &Path, how: Hold) -> Vec<(String, PciAddress, Hold)> {
+        let Some(node) = target.to_str().and_then(|target| below_root(&self.root, target)) else { return Vec::new() };
+        let devices = self.nodes.get(&node).into_iter().flatten();
+        devices.map(|device| (node.clone(), *device, how)).collect()
     }
 
     fn note(&mut self, pid: u32, held: BTreeSet<(String, PciAddress, Hold)>) {

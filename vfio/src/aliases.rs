@@ -21,7 +21,9 @@ impl VfioAliases {
     fn parse(text: &str) -> Self {
         let alias = |line: &str| {
             let mut words = line.strip_prefix("alias vfio_pci:")?.split_whitespace();
-            Some((words.next()?.to_owned(), words.next()?.to_owned()))
+            let (pattern, module) = (words.next()?, words.next()?);
+            // The name becomes part of a path.
+            (!module.contains('/')).then(|| (pattern.to_owned(), module.to_owned()))
         };
         Self(text.lines().filter_map(alias).collect())
     }
@@ -73,6 +75,11 @@ mod tests {
         assert_eq!(module("pci:v000010DEd00002342sv000010DEsd000016EBbc03sc02i00"), Some("nvgrace_gpu_vfio_pci"));
         assert_eq!(module("pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00"), Some("vfio_pci"));
         assert_eq!(module("garbage"), None);
+    }
+
+    #[test]
+    fn a_module_whose_name_is_a_path_is_none() {
+        assert_eq!(VfioAliases::parse("alias vfio_pci:v* ../../../etc/passwd\n").module("pci:v1"), None);
     }
 
     #[test]

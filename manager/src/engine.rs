@@ -16,6 +16,7 @@ use vfio::{Deadlines, Host, Inventory, PciAddress, Uevents};
 
 use crate::config::Config;
 use crate::failure::{ErrorKind, Failure};
+use crate::history;
 use crate::id::JobId;
 use crate::ledger::Ledger;
 use crate::ledger::store::{self, Lock, StoreFailed};
@@ -301,7 +302,10 @@ impl Engine {
             self.take_back();
             return Err(failed(error));
         }
-        self.ledger = ledger;
+        let before = std::mem::replace(&mut self.ledger, ledger);
+        for (identity, entry) in history::between(&before, &self.ledger, &self.inventory) {
+            history::append(&self.options.state_dir, &identity, entry);
+        }
         Ok(())
     }
 

@@ -12,6 +12,7 @@ pub mod config;
 pub mod daemon;
 pub mod engine;
 pub mod failure;
+pub mod history;
 pub mod hook;
 pub mod id;
 pub mod journal;

@@ -8,6 +8,7 @@ use vfio::{Function, PciAddress};
 
 use super::{Engine, Publish, machines};
 use crate::config::Use;
+use crate::history;
 use crate::id::JobId;
 use crate::ledger::Standing;
 use crate::plan;
@@ -91,9 +92,18 @@ impl Engine {
             jobs: self.jobs.0.iter().map(|(id, job)| (*id, job.view.clone())).collect(),
         };
         for (kind, device, reason) in happened(&self.publisher.last, &view) {
+            self.remember(kind, device, &reason);
             self.publisher.event(kind, Subject::Device(device), BTreeMap::from([("reason".into(), reason)]));
         }
         self.publisher.publish(view);
+    }
+
+    // Whatever else happens to a device is a change of the ledger, and remembered with it.
+    fn remember(&self, kind: EventKind, device: PciAddress, reason: &str) {
+        let Some(record) = self.ledger.devices.get(&device) else { return };
+        let kind = if kind == EventKind::Drifted { history::Kind::Drifted } else { history::Kind::DeviceGone };
+        let entry = history::Entry::new(kind, reason).with("address", device);
+        history::append(&self.options.state_dir, &record.identity, entry);
     }
 
     fn device_views(&self) -> BTreeMap<PciAddress, DeviceView> {

@@ -16,6 +16,7 @@ mod manager;
 mod paths;
 mod publisher;
 mod service;
+mod systemd;
 
 use std::sync::Arc;
 
@@ -33,6 +34,7 @@ use guard::Guarded;
 use manager::Manager;
 use publisher::Publisher;
 use service::Service;
+pub use systemd::HostKernel;
 
 /// The name on the bus.
 pub const NAME: &str = "org.gpuward1";

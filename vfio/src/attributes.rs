@@ -36,6 +36,13 @@ impl<'a> Attributes<'a> {
         self.noted(name, read)
     }
 
+    /// An attribute that is read under the device's lock, and whether that lock was not to be had.
+    pub(crate) fn locked(&mut self, name: &str) -> (Option<String>, bool) {
+        let read = self.host.read_locked(self.file(name));
+        let locked = read.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
+        (self.noted(name, read), locked)
+    }
+
     fn number<T>(&mut self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
         let text = self.text(name)?;
         let number = parse(text.trim());

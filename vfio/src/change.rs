@@ -165,7 +165,7 @@ impl Binding {
             return Ok(None);
         }
         let driver = host.link_name(attribute(device, "driver"))?;
-        let driver_override = host.read(attribute(device, "driver_override"))?;
+        let driver_override = host.read_locked(attribute(device, "driver_override"))?;
         // The kernel prints an override that is not set as `(null)`.
         let driver_override = driver_override.filter(|name| !name.is_empty() && name != "(null)");
         Ok(Some(Self { driver, driver_override }))

@@ -37,6 +37,8 @@ pub struct Function {
     pub driver: Option<String>,
     /// `driver_override`, where set.
     pub driver_override: Option<String>,
+    /// A driver has had its lock for longer than a moment: what is read under it (`driver_override`) is what was read last.
+    pub locked: bool,
     /// IOMMU group.
     pub group: Option<GroupId>,
     /// Reset methods in the order the kernel tries them (`flr`, `bus`, …).

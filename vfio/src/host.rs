@@ -1,7 +1,8 @@
 //! The host: a root to read from, and one narrow seam to write through.
 //!
 //! Reads name the attribute wanted and never walk a directory's files: reading a file of a driver can act (AMD's `gim` resets the
-//! GPU when its `reset_gpu` is read). A missing file is `None`; every other failure is an error with the path in it.
+//! GPU when its `reset_gpu` is read). A missing file is `None`; every other failure is an error with the path in it. What the kernel
+//! reads under a device's lock is read through the [`Kernel`], which gives up in time: a driver that is stuck holds that lock.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,52 +10,9 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// What answers stores into kernel attributes: the Linux of this host, or a simulated kernel.
-pub trait Kernel: Send + Sync {
-    /// Stores `value` in `attribute`, a path below the host's root (`sys/bus/pci/drivers_probe`).
-    ///
-    /// Gives up at `deadline` with [`StoreError::Stuck`], leaving the caller alive.
-    ///
-    /// # Errors
-    /// The errno the kernel answered the write with, or `Stuck`.
-    fn store(&self, attribute: &Path, value: &str, deadline: Instant) -> Result<(), StoreError>;
-}
-
-/// Why a store into a kernel attribute failed.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// The kernel refused the write.
-    #[error("the kernel refused {value:?} in {}", attribute.display())]
-    Refused {
-        /// The attribute, below the host's root.
-        attribute: PathBuf,
-        /// What was to be stored.
-        value: String,
-        /// The errno.
-        #[source]
-        source: io::Error,
-    },
-    /// The write did not return before its deadline. Its effect may still come.
-    #[error("storing {value:?} in {} has not returned; the driver is stuck in the kernel", attribute.display())]
-    Stuck {
-        /// The attribute, below the host's root.
-        attribute: PathBuf,
-        /// What was to be stored.
-        value: String,
-    },
-}
-
-impl StoreError {
-    /// The errno the kernel answered with; `None` where it has not answered.
-    pub fn errno(&self) -> Option<i32> {
-        match self {
-            Self::Refused { source, .. } => source.raw_os_error(),
-            Self::Stuck { .. } => None,
-        }
-    }
-}
+use crate::{Kernel, LateHook, ReadOnly, StoreError, StuckStore, UnitAsk, UnitError};
 
 /// A file or link of the host that cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -78,17 +36,6 @@ impl HostError {
     }
 }
 
-/// The kernel of a captured tree: it refuses every store.
-#[derive(Debug)]
-pub struct ReadOnly;
-
-impl Kernel for ReadOnly {
-    fn store(&self, attribute: &Path, value: &str, _deadline: Instant) -> Result<(), StoreError> {
-        let source = io::Error::from(io::ErrorKind::ReadOnlyFilesystem);
-        Err(StoreError::Refused { attribute: attribute.into(), value: value.into(), source })
-    }
-}
-
 /// A host: a root to read from and a kernel to store through. Cheap to clone.
 #[derive(Clone)]
 pub struct Host {
@@ -105,6 +52,9 @@ impl fmt::Debug for Host {
         f.debug_struct("Host").field("root", &self.root).finish_non_exhaustive()
     }
 }
+
+/// How long a read waits for a device's lock: a driver that binds or leaves has it for moments, one that is stuck for ever.
+const LOCK_PATIENCE: Duration = Duration::from_millis(250);
 
 /// The longest attribute that is read; the kernel's own limit is one page, `/proc/iomem` and `modules.alias` are longer.
 const LONGEST: u64 = 16 << 20;
@@ -161,6 +111,17 @@ impl Host {
         present(read, "read", path).map(|read| read.map(|_| bytes))
     }
 
+    /// As [`Host::read`], of an attribute that the kernel reads under the device's lock (`driver_override`, `sriov_numvfs`).
+    ///
+    /// # Errors
+    /// As [`Host::read`]; of the kind `WouldBlock` where the lock is not free for a quarter of a second.
+    pub fn read_locked(&self, file: impl AsRef<Path>) -> Result<Option<String>, HostError> {
+        let path = self.path(file);
+        let read = self.kernel.read_locked(&path, Instant::now() + LOCK_PATIENCE);
+        let bytes = present(read, "read", path)?;
+        Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).trim_end().to_owned()))
+    }
+
     /// The last element of what the link `file` points to; `None` where there is no such link.
     ///
     /// # Errors
@@ -196,6 +157,32 @@ impl Host {
     /// As [`Kernel::store`].
     pub fn store(&self, attribute: impl AsRef<Path>, value: &str, deadline: Instant) -> Result<(), StoreError> {
         self.kernel.store(attribute.as_ref(), value, deadline)
+    }
+
+    /// Stores that have not returned, also those of a daemon that has ended.
+    pub fn stuck_stores(&self) -> Vec<StuckStore> {
+        self.kernel.stuck_stores()
+    }
+
+    /// Has `hook` called, from another thread, for each store that returns after its deadline.
+    pub fn on_late_store(&self, hook: LateHook) {
+        self.kernel.on_late_store(hook);
+    }
+
+    /// Whether a unit of the host's service manager is active.
+    ///
+    /// # Errors
+    /// As [`Kernel::unit_is_active`].
+    pub fn unit_is_active(&self, unit: &str, deadline: Instant) -> Result<bool, UnitError> {
+        self.kernel.unit_is_active(unit, deadline)
+    }
+
+    /// Asks the host's service manager, and waits until it is done.
+    ///
+    /// # Errors
+    /// As [`Kernel::unit`].
+    pub fn unit(&self, ask: &UnitAsk, deadline: Instant) -> Result<(), UnitError> {
+        self.kernel.unit(ask, deadline)
     }
 }
 

@@ -22,6 +22,14 @@ pub struct Inventory {
 }
 
 impl Inventory {
+    /// Takes from an earlier observation what could not be read because a driver had the device's lock.
+    pub fn remember(&mut self, before: &Self) {
+        for function in self.devices.values_mut().filter(|function| function.locked) {
+            let before = before.devices.get(&function.address).filter(|before| before.identity == function.identity);
+            function.driver_override = before.and_then(|before| before.driver_override.clone());
+        }
+    }
+
     /// Why no guest can have the group `id` as it is; `None` where it is viable or unknown.
     pub fn not_viable(&self, id: GroupId) -> Option<NotViable> {
         let on_vfio = |address| self.devices.get(&address).is_some_and(Function::is_on_vfio);

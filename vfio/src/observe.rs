@@ -126,6 +126,7 @@ impl<'a> Scan<'a> {
         let serial = of.config(&power).and_then(|config| config.serial());
         let model = pci_ids::Device::from_vid_pid(ids.vendor, ids.device);
         let vendor = Vendor::from_id(ids.vendor);
+        let (driver_override, locked) = of.locked("driver_override");
         Function {
             address,
             kind: seen.kind,
@@ -139,7 +140,8 @@ impl<'a> Scan<'a> {
             link: link(&mut of),
             numa_node: of.decimal("numa_node").and_then(|node| u32::try_from(node).ok()),
             driver: seen.driver.clone(),
-            driver_override: of.text("driver_override").filter(|name| !name.is_empty() && name != "(null)"),
+            driver_override: driver_override.filter(|name| !name.is_empty() && name != "(null)"),
+            locked,
             group: seen.group,
             reset_methods: of.words("reset_method"),
             power,
@@ -251,9 +253,10 @@ fn link(of: &mut Attributes<'_>) -> Option<Link> {
 fn sriov(of: &mut Attributes<'_>) -> Option<Sriov> {
     let count = |value: Option<i64>| value.and_then(|count| u16::try_from(count).ok());
     let total = count(of.decimal("sriov_totalvfs"))?;
-    let enabled = count(of.decimal("sriov_numvfs")).unwrap_or_default();
     let autoprobe = of.decimal("sriov_drivers_autoprobe") != Some(0);
-    let functions = (0..enabled).filter_map(|number| of.link(&format!("virtfn{number}"))?.parse().ok()).collect();
+    // Counted by their links: `sriov_numvfs` is read under the device's lock.
+    let functions: Vec<_> = (0..total).map_while(|number| of.link(&format!("virtfn{number}"))?.parse().ok()).collect();
+    let enabled = u16::try_from(functions.len()).unwrap_or(total);
     Some(Sriov { total, enabled, autoprobe, functions })
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
-use manager::bus::Address;
+use manager::bus::{Address, HostKernel};
 use manager::daemon::{self, Options};
 use manager::engine;
 use manager::engine::machines::{self, Hypervisor};
@@ -44,12 +44,18 @@ struct Arguments {
     /// Make one store that is asked for on standard input (used by the daemon itself)
     #[arg(long, hide = true)]
     store: bool,
+    /// Answer paths on standard input with what is in them (used by the daemon itself)
+    #[arg(long, hide = true)]
+    read: bool,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.store {
         return vfio::run_store_child();
+    }
+    if arguments.read {
+        return vfio::run_read_child();
     }
     log();
     match start(arguments) {
@@ -72,7 +78,8 @@ fn log() {
 }
 
 fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
-    let host = host(&arguments.run_dir, arguments.root)?;
+    let bus = arguments.bus.map_or(Address::System, Address::At);
+    let host = host(&arguments.run_dir, arguments.root, &bus)?;
     let restores = arguments.restore;
     let hypervisor = match arguments.libvirt.as_deref() {
         None if restores => Hypervisor::None,
@@ -91,15 +98,15 @@ fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     if restores {
         return Ok(manager::restore::run(engine)?);
     }
-    let bus = arguments.bus.map_or(Address::System, Address::At);
     Ok(daemon::run(Options { engine, bus })?)
 }
 
-fn host(run_dir: &Path, captured: Option<PathBuf>) -> std::io::Result<Host> {
+fn host(run_dir: &Path, captured: Option<PathBuf>, bus: &Address) -> std::io::Result<Host> {
     if let Some(root) = captured {
         return Ok(Host::captured(root));
     }
     let notes = run_dir.join("stores");
     fs::create_dir_all(&notes)?;
-    Ok(Host::new("/", Arc::new(Linux::new("/", std::env::current_exe()?, notes))))
+    let kernel = Linux::new("/", std::env::current_exe()?, notes);
+    Ok(Host::new("/", Arc::new(HostKernel::new(kernel, bus.clone()))))
 }

@@ -30,6 +30,7 @@ pub(crate) fn function(address: &str, kind: Kind) -> Function {
         numa_node: None,
         driver: Some("nvidia".into()),
         driver_override: None,
+        locked: false,
         group: Some(GroupId(u32::from(address.bus()))),
         reset_methods: vec!["flr".into()],
         power: Power { state: Some("D0".into()), control: Some("auto".into()), d3cold_allowed: Some(true) },

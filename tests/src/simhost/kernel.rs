@@ -3,7 +3,9 @@
 //! What it knows is the tree on disk, so a process that starts anew on the same root finds the host as it was. Each store runs in
 //! a thread of its own, as the real one runs in a child: one that blocks holds the function's lock, and its effect comes late.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::fs;
 use std::io;
 use std::panic;
 use std::path::{Path, PathBuf};
@@ -13,10 +15,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use vfio::{Kernel, StoreError};
+use vfio::{Kernel, LateHook, LateStore, StoreError, StuckStore, UnitAsk, UnitError};
 
 use super::rules::Attribute;
 use super::tree::Tree;
+use super::units;
 
 /// On which side of a store's effect the process dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,23 +50,32 @@ enum When {
 #[derive(Debug)]
 pub(super) struct Died;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
+    hook: Option<LateHook>,
     stored: Vec<(PathBuf, String)>,
     faults: Vec<(When, Fault)>,
     armed_at: usize,
     locked: HashSet<String>,
     hung: usize,
+    started: usize,
     is_dead: bool,
+    /// Stores whose deadline has passed, by the number of their thread.
+    late: BTreeMap<usize, StuckStore>,
 }
 
-#[derive(Debug)]
 struct Shared {
     tree: Tree,
     state: Mutex<State>,
     changed: Condvar,
     // Two rules never move the tree at once: the kernel's own locks are finer, what they guard is not.
     moving: Mutex<()>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("root", &self.tree.root()).finish_non_exhaustive()
+    }
 }
 
 /// The kernel of a simulated host. Its faults count stores from the last call that set one: the next store is number 1.
@@ -165,15 +177,26 @@ impl SimKernel {
     /// Runs the store in its own thread; `None` where it has not answered by `deadline`.
     fn run(&self, attribute: &Path, value: &str, hangs: bool, deadline: Instant) -> Option<Result<(), Errno>> {
         let (answer, answered) = mpsc::channel();
-        let (shared, attribute, value) = (Arc::clone(&self.shared), attribute.to_owned(), value.to_owned());
-        if hangs {
-            shared.state().hung += 1;
-        }
+        let store = StuckStore { attribute: attribute.to_owned(), value: value.to_owned(), pid: 0 };
+        let (shared, of_thread) = (Arc::clone(&self.shared), store.clone());
+        let number = {
+            let mut state = shared.state();
+            state.hung += usize::from(hangs);
+            state.started += 1;
+            state.started
+        };
         thread::spawn(move || {
-            // Nobody listens any more once the deadline has passed.
-            answer.send(shared.store(&attribute, &value, hangs)).unwrap_or_default();
+            let stored = shared.store(&of_thread.attribute, &of_thread.value, hangs);
+            shared.answer(number, stored, &answer);
         });
-        answered.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
+        answered.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok().or_else(|| {
+            let mut state = self.shared.state();
+            // It may have answered just now.
+            answered.try_recv().ok().or_else(|| {
+                state.late.insert(number, store);
+                None
+            })
+        })
     }
 }
 
@@ -197,11 +220,68 @@ impl Kernel for SimKernel {
             None => Err(StoreError::Stuck { attribute, value }),
         }
     }
+
+    fn read_locked(&self, path: &Path, deadline: Instant) -> io::Result<Vec<u8>> {
+        let device = path.parent().and_then(|dir| self.shared.tree.resolve(dir.strip_prefix(self.shared.tree.root()).ok()?));
+        let device = device.unwrap_or_default().to_string_lossy().into_owned();
+        let mut state = self.shared.state();
+        while state.locked.contains(&device) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(state);
+        fs::read(path)
+    }
+
+    fn stuck_stores(&self) -> Vec<StuckStore> {
+        self.shared.state().late.values().cloned().collect()
+    }
+
+    fn on_late_store(&self, hook: LateHook) {
+        self.shared.state().hook = Some(hook);
+    }
+
+    fn unit_is_active(&self, unit: &str, _deadline: Instant) -> Result<bool, UnitError> {
+        Ok(units::is_active(&self.shared.tree, unit))
+    }
+
+    // Counted, failed and killed as a store into `unit/<name>`.
+    fn unit(&self, ask: &UnitAsk, _deadline: Instant) -> Result<(), UnitError> {
+        let (verb, work) = units::work(&self.shared.tree, ask);
+        let failed = |source: Box<dyn std::error::Error + Send + Sync>| UnitError { verb, unit: ask.unit().into(), source };
+        match self.admit(&Path::new("unit").join(ask.unit()), verb) {
+            Some(Fault::Fail(errno)) => Err(failed(io::Error::from(errno).into())),
+            Some(Fault::Hang) => Err(failed("it was not done in time".into())),
+            Some(Fault::Die(Death::Before)) => self.die(),
+            Some(Fault::Die(Death::After)) => {
+                work().map_err(|error| failed(error.into()))?;
+                self.die()
+            }
+            None => work().map_err(|error| failed(error.into())),
+        }
+    }
 }
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // Under one lock with the caller that gives up: an answer is in time, or told as late.
+    fn answer(&self, number: usize, stored: Result<(), Errno>, answer: &mpsc::Sender<Result<(), Errno>>) {
+        let told = {
+            let mut state = self.state();
+            // Nobody listens any more once the deadline has passed.
+            answer.send(stored).unwrap_or_default();
+            let late = state.late.remove(&number);
+            state.hook.clone().zip(late)
+        };
+        if let Some((hook, store)) = told {
+            hook(LateStore { store, errno: Some(stored.err().map_or(0, |errno| errno.raw_os_error())) });
+        }
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {

@@ -26,6 +26,7 @@ mod kernel;
 mod machine;
 mod rules;
 mod tree;
+mod units;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -4,9 +4,9 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
-use std::process::{self, ExitCode};
+use std::process::ExitCode;
 
-use super::write;
+use super::{notes, write};
 
 /// What the child is asked, on its standard input: three strings, each with its length as four bytes, little-endian.
 pub(super) struct Request {
@@ -49,13 +49,12 @@ pub fn run_store_child() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let Some(request) = Request::decode(&bytes) else { return ExitCode::FAILURE };
-    let note = request.notes.join(process::id().to_string());
-    let noted = fs::write(&note, format!("attribute={}\nvalue={}\n", request.attribute.display(), request.value)).is_ok();
+    let note = notes::write(&request).ok();
     let errno = match write(&request.attribute, &request.value) {
         Ok(()) => 0,
         Err(error) => error.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error()),
     };
-    let removed = !noted || fs::remove_file(&note).is_ok();
+    let removed = note.is_none_or(|note| fs::remove_file(note).is_ok());
     match io::stdout().write_all(&errno.to_le_bytes()) {
         Ok(()) if removed => ExitCode::SUCCESS,
         Ok(()) | Err(_) => ExitCode::FAILURE,

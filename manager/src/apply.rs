@@ -151,7 +151,7 @@ impl Run<'_> {
 fn is_power(change: &Change) -> bool {
     match change {
         Change::PowerControl { .. } | Change::D3cold { .. } => true,
-        Change::Binding { .. } => false,
+        Change::Binding { .. } | Change::ResetMethod { .. } => false,
     }
 }
 

@@ -31,6 +31,7 @@ mod jobs;
 pub mod machines;
 mod publish;
 mod recover;
+pub mod sanitise;
 mod worker;
 
 use jobs::Jobs;

@@ -106,6 +106,9 @@ pub struct Original {
     pub power_control: Option<String>,
     /// `d3cold_allowed`, where it has one.
     pub d3cold_allowed: Option<bool>,
+    /// `reset_method`; not recorded by versions that let it be.
+    #[serde(default)]
+    pub reset_method: Option<String>,
 }
 
 /// A claim: one machine's hold on one bundle.

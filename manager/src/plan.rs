@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use vfio::{Binding, Bundle, Change, Function, Holder, Inventory, PciAddress};
+use vfio::{Binding, Bundle, Change, Function, Holder, Inventory, PciAddress, reset};
 
 use crate::config::Config;
 use crate::id::JobId;
@@ -125,7 +125,12 @@ pub fn is_in_pool(function: &Function) -> bool {
 
 /// What a function has now, to be given back.
 pub fn original(function: &Function) -> Original {
-    Original { binding: function.binding(), power_control: function.power.control.clone(), d3cold_allowed: function.power.d3cold_allowed }
+    Original {
+        binding: function.binding(),
+        power_control: function.power.control.clone(),
+        d3cold_allowed: function.power.d3cold_allowed,
+        reset_method: Some(function.reset_methods.join(" ")),
+    }
 }
 
 /// Plans goals together.
@@ -180,6 +185,7 @@ fn assign(situation: &Situation<'_>, bundle: &Bundle) -> Vec<Change> {
     let mut bindings = Vec::new();
     for function in functions(situation, bundle) {
         let binding = binding(function, Binding::overridden(&function.vfio_driver));
+        changes.extend(reset_method(function, reset::for_guests(function)));
         changes.extend(d3cold(function, Some(false)));
         changes.extend(power_control(function, Some("on"), binding.is_some()));
         bindings.extend(binding);
@@ -198,6 +204,7 @@ fn release(situation: &Situation<'_>, bundle: &Bundle) -> Vec<Change> {
         let binding = binding(function, original.binding.clone());
         power.extend(power_control(function, original.power_control.as_deref(), binding.is_some()));
         power.extend(d3cold(function, original.d3cold_allowed));
+        power.extend(reset_method(function, original.reset_method.clone()));
         changes.extend(binding);
     }
     changes.extend(power);
@@ -215,6 +222,11 @@ fn power_control(function: &Function, to: Option<&str>, also: bool) -> Option<Ch
     let (from, to) = (function.power.control.clone()?, to?.to_owned());
     let change = Change::PowerControl { device: function.address, from, to };
     (also || !change.is_nothing()).then_some(change)
+}
+
+fn reset_method(function: &Function, to: Option<String>) -> Option<Change> {
+    let change = Change::ResetMethod { device: function.address, from: function.reset_methods.join(" "), to: to? };
+    (!change.is_nothing()).then_some(change)
 }
 
 fn d3cold(function: &Function, to: Option<bool>) -> Option<Change> {

@@ -40,7 +40,7 @@ fn state(daemon: &Daemon, device: PciAddress) -> DeviceState {
 /// An engine that gives up on a store after a moment.
 fn impatient(managed: Managed) -> (Managed, Daemon) {
     let moment = Duration::from_millis(300);
-    let deadlines = Deadlines { bind: moment, unbind: moment, reset: moment, other: moment, read_back: moment };
+    let deadlines = Deadlines { bind: moment, unbind: moment, reset: moment, other: moment, read_back: moment, ..Deadlines::default() };
     let daemon = Daemon::start(Options { deadlines, ..managed.options() }).unwrap();
     daemon.ready();
     (managed, daemon)

@@ -42,12 +42,22 @@ pub enum Change {
         /// What it is to have.
         to: bool,
     },
+    /// `reset_method`: the ways to reset a function, in the order tried; with none it cannot be reset.
+    ResetMethod {
+        /// The function.
+        device: PciAddress,
+        /// What it has.
+        from: String,
+        /// What it is to have.
+        to: String,
+    },
 }
 
 /// How long a store may take before it counts as stuck, and a read-back before it counts as failed.
 ///
 /// `bind` and `drivers_probe` run the driver's probe: nvgrace-gpu-vfio-pci alone waits 30 s for its memory.
-/// `unbind` waits for the driver's users. The others only set a field.
+/// `unbind` waits for the driver's users. `reset` waits up to 65.5 s for a function to come back before the kernel itself gives up
+/// (`pci_dev_wait`, "not ready 65535ms after", P37). The others only set a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deadlines {
     /// `drivers/*/bind` and `drivers_probe`.
@@ -56,6 +66,10 @@ pub struct Deadlines {
     pub unbind: Duration,
     /// `reset`.
     pub reset: Duration,
+    /// Until a function that was woken is awake.
+    pub wake: Duration,
+    /// Until a function that was reset answers as itself, its regions in place.
+    pub settle: Duration,
     /// Every other attribute.
     pub other: Duration,
     /// Until a value read back is the one stored.
@@ -65,7 +79,15 @@ pub struct Deadlines {
 impl Default for Deadlines {
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { bind: seconds(60), unbind: seconds(30), reset: seconds(60), other: seconds(5), read_back: seconds(2) }
+        Self {
+            bind: seconds(60),
+            unbind: seconds(30),
+            reset: seconds(90),
+            wake: seconds(10),
+            settle: seconds(5),
+            other: seconds(5),
+            read_back: seconds(2),
+        }
     }
 }
 
@@ -184,7 +206,10 @@ impl Change {
     /// The function it is about.
     pub fn device(&self) -> PciAddress {
         match self {
-            Self::Binding { device, .. } | Self::PowerControl { device, .. } | Self::D3cold { device, .. } => *device,
+            Self::Binding { device, .. }
+            | Self::PowerControl { device, .. }
+            | Self::D3cold { device, .. }
+            | Self::ResetMethod { device, .. } => *device,
         }
     }
 
@@ -194,6 +219,7 @@ impl Change {
             Self::Binding { .. } => "driver",
             Self::PowerControl { .. } => "power/control",
             Self::D3cold { .. } => "d3cold_allowed",
+            Self::ResetMethod { .. } => "reset_method",
         }
     }
 
@@ -206,7 +232,7 @@ impl Change {
     pub fn to(&self) -> String {
         match self {
             Self::Binding { to, .. } => text(to),
-            Self::PowerControl { to, .. } => to.clone(),
+            Self::PowerControl { to, .. } | Self::ResetMethod { to, .. } => to.clone(),
             Self::D3cold { to, .. } => u8::from(*to).to_string(),
         }
     }
@@ -218,6 +244,7 @@ impl Change {
             Self::Binding { device, from, to } => Self::Binding { device, from: to, to: from },
             Self::PowerControl { device, from, to } => Self::PowerControl { device, from: to, to: from },
             Self::D3cold { device, from, to } => Self::D3cold { device, from: to, to: from },
+            Self::ResetMethod { device, from, to } => Self::ResetMethod { device, from: to, to: from },
         }
     }
 
@@ -242,6 +269,10 @@ impl Change {
                 let now = host.read(attribute(device, "d3cold_allowed")).map_err(unreadable)?.ok_or(gone)?;
                 Self::D3cold { device, from: now != "0", to: *to }
             }
+            Self::ResetMethod { to, .. } => {
+                let from = host.read(attribute(device, "reset_method")).map_err(unreadable)?.ok_or(gone)?;
+                Self::ResetMethod { device, from, to: to.clone() }
+            }
         })
     }
 
@@ -251,6 +282,7 @@ impl Change {
             Self::Binding { from, to, .. } => from == to,
             Self::PowerControl { from, to, .. } => from == to,
             Self::D3cold { from, to, .. } => from == to,
+            Self::ResetMethod { from, to, .. } => from == to,
         }
     }
 
@@ -275,7 +307,7 @@ impl Change {
             Self::Binding { device, .. } if now != *self && !now.is_nothing() => {
                 Err(ChangeError::Moved { device: *device, knob: self.knob(), expected: self.from(), found: now.from() })
             }
-            Self::Binding { .. } | Self::PowerControl { .. } | Self::D3cold { .. } => Ok(()),
+            Self::Binding { .. } | Self::PowerControl { .. } | Self::D3cold { .. } | Self::ResetMethod { .. } => Ok(()),
         }
     }
 
@@ -291,6 +323,10 @@ impl Change {
             Self::Binding { device, to, .. } => bind(host, *device, to, deadlines),
             Self::PowerControl { device, to, .. } => store(host, &attribute(*device, "power/control"), to, deadlines),
             Self::D3cold { device, to, .. } => store(host, &attribute(*device, "d3cold_allowed"), if *to { "1" } else { "0" }, deadlines),
+            // An empty line takes all methods away; nothing written reaches no attribute.
+            Self::ResetMethod { device, to, .. } => {
+                store(host, &attribute(*device, "reset_method"), if to.is_empty() { "\n" } else { to }, deadlines)
+            }
         };
         self.read_back(host, deadlines, stored)
     }

@@ -43,6 +43,8 @@ pub struct Function {
     pub group: Option<GroupId>,
     /// Reset methods in the order the kernel tries them (`flr`, `bus`, …).
     pub reset_methods: Vec<String>,
+    /// Every other function on its bus: a reset of the bus reaches them too.
+    pub on_same_bus: Vec<PciAddress>,
     /// Power state and policy.
     pub power: Power,
     /// What a physical function says of its virtual functions.

@@ -116,10 +116,10 @@ impl<'a> Scan<'a> {
 
     fn devices(&self, found: &BTreeMap<PciAddress, Sighting>) -> BTreeMap<PciAddress, Function> {
         let devices = found.iter().filter(|(_, seen)| is_device(seen.kind));
-        devices.map(|(address, seen)| (*address, self.function(*address, seen))).collect()
+        devices.map(|(address, seen)| (*address, self.function(*address, seen, on_same_bus(found, *address)))).collect()
     }
 
-    fn function(&self, address: PciAddress, seen: &Sighting) -> Function {
+    fn function(&self, address: PciAddress, seen: &Sighting, on_same_bus: Vec<PciAddress>) -> Function {
         let mut of = Attributes::new(self.host, address);
         let ids = Ids { subsystem_vendor: of.id("subsystem_vendor"), subsystem_device: of.id("subsystem_device"), ..seen.ids };
         let power = power(&mut of);
@@ -144,6 +144,7 @@ impl<'a> Scan<'a> {
             locked,
             group: seen.group,
             reset_methods: of.words("reset_method"),
+            on_same_bus,
             power,
             sriov: sriov(&mut of),
             physical_function: of.link("physfn").and_then(|name| name.parse().ok()),
@@ -228,6 +229,11 @@ fn is_device(kind: Kind) -> bool {
         Kind::Gpu | Kind::VirtualFunction | Kind::Switch | Kind::Companion => true,
         Kind::Bridge | Kind::Other => false,
     }
+}
+
+fn on_same_bus(found: &BTreeMap<PciAddress, Sighting>, address: PciAddress) -> Vec<PciAddress> {
+    let bus = |address: PciAddress| (address.domain(), address.bus());
+    found.keys().filter(|other| **other != address && bus(**other) == bus(address)).copied().collect()
 }
 
 fn slot(address: PciAddress) -> (u32, u8, u8) {

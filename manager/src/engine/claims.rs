@@ -4,14 +4,13 @@
 //! answer is in quarantine, with the reason, and never free.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use uuid::Uuid;
-use vfio::{Deadlines, Function, Host, Inventory, Kind, PciAddress, attribute};
+use vfio::{Host, Inventory, Kind, PciAddress, reset};
 
 use super::carry::{Task, carry_out, one_line};
 use super::devices::{first_of, observe};
+use super::sanitise::{self, Dirty, How};
 use super::worker::{Outcome, Worker};
 use super::{Engine, now};
 use crate::config::{Config, Use};
@@ -188,7 +187,10 @@ fn is_in_order(host: &Host, ledger: &Ledger, inventory: &Inventory, device: PciA
         let message = format!("{device} cannot be isolated any more: {reason}, in the same IOMMU group");
         return Err(Failure::new(ErrorKind::NotViable, message).remedy("unbind that driver"));
     }
-    answers(host, function).map_err(|reason| Failure::new(ErrorKind::PreflightFailed, format!("{device} {reason}")))
+    reset::answers(host, function).map_err(|error| {
+        let failure = Failure::of(ErrorKind::PreflightFailed, &error);
+        Failure { message: format!("{device} {}", failure.message), ..failure }
+    })
 }
 
 /// What became of a claim that was given back.
@@ -205,27 +207,24 @@ pub fn release(worker: &Worker, id: ClaimId, claim: &ClaimRecord) -> Result<Even
         }
     })?;
     worker.step(format!("sanitising {}", list(&claim.devices)), 0.5);
-    let inventory = Inventory::observe(worker.host(), 0);
-    let dirty = claim.devices.iter().find_map(|device| {
-        let Some(function) = inventory.devices.get(device) else {
-            return Some((format!("{device} has left the host"), false));
-        };
-        let reason = sanitise(worker.host(), worker.deadlines(), function).err()?;
-        Some((format!("{device} {}", reason.text), reason.stuck))
-    });
+    let occasion = [("claim", id.to_string()), ("epoch", claim.epoch.to_string())];
+    let cleaned = sanitise::clean(worker, &claim.devices, (How::Reset, &occasion));
     let detail = |text: &str| BTreeMap::from([("claim".into(), id.to_string()), ("detail".into(), text.to_owned())]);
     let mut events = Events::new();
-    if let Some((reason, stuck)) = dirty {
-        let (devices, told) = (claim.devices.clone(), reason.clone());
-        worker.commit(move |ledger| {
-            ledger.quarantine(&devices, &told, (now(), stuck));
-            ledger.claims.remove(&id);
-        })?;
-        let kind = if stuck { EventKind::Stuck } else { EventKind::Quarantined };
-        events.extend(claim.devices.iter().map(|device| (kind, Subject::Device(*device), detail(&reason))));
-    } else {
-        events.extend(claim.devices.iter().map(|device| (EventKind::Sanitised, Subject::Device(*device), detail("reset, answers"))));
-        give_back(worker, id, claim)?;
+    match cleaned {
+        Ok(done) => {
+            events.extend(claim.devices.iter().map(|device| (EventKind::Sanitised, Subject::Device(*device), detail(&done))));
+            give_back(worker, id, claim)?;
+        }
+        Err(Dirty { reason, stuck }) => {
+            let (devices, told) = (claim.devices.clone(), reason.clone());
+            worker.commit(move |ledger| {
+                ledger.quarantine(&devices, &told, (now(), stuck));
+                ledger.claims.remove(&id);
+            })?;
+            let kind = if stuck { EventKind::Stuck } else { EventKind::Quarantined };
+            events.extend(claim.devices.iter().map(|device| (kind, Subject::Device(*device), detail(&reason))));
+        }
     }
     events.push((EventKind::ClaimReleased, Subject::Claim(id), BTreeMap::new()));
     Ok(events)
@@ -271,45 +270,4 @@ pub(super) fn release_bundle(worker: &Worker, ledger: &Ledger, device: PciAddres
     let plan = plan::plan(&situation, &[Goal::Release { device }]).map_err(first_of)?;
     carry_out(worker, Task::of(plan))
         .map_err(|outcome| outcome.error.unwrap_or_else(|| Failure::new(ErrorKind::Internal, "giving it back failed")))
-}
-
-struct Dirty {
-    text: String,
-    stuck: bool,
-}
-
-/// Resets a device and waits until it answers again.
-fn sanitise(host: &Host, deadlines: &Deadlines, function: &Function) -> Result<(), Dirty> {
-    let reset = attribute(function.address, "reset");
-    // After a boot the host's driver has it: it was initialised anew, and must not be reset below that driver.
-    if function.is_on_vfio() && host.exists(&reset) {
-        let stored = host.store(&reset, "1", Instant::now() + deadlines.of(&reset));
-        stored.map_err(|error| Dirty {
-            stuck: error.errno().is_none(),
-            text: format!("could not be reset: {}", one_line(&Failure::of(ErrorKind::Internal, &error))),
-        })?;
-    }
-    let until = Instant::now() + deadlines.read_back;
-    loop {
-        match answers(host, function) {
-            Ok(()) => return Ok(()),
-            Err(text) if Instant::now() >= until => return Err(Dirty { text, stuck: false }),
-            Err(_) => thread::sleep(Duration::from_millis(10)),
-        }
-    }
-}
-
-// A function that has fallen off the bus reads as ones (P32). A virtual function's ids do so always (PCIe 9.3.4.1), its class not.
-fn answers(host: &Host, function: &Function) -> Result<(), String> {
-    let config = host.read_bytes(attribute(function.address, "config"), 12).map_err(|error| error.to_string())?;
-    let Some([v0, v1, d0, d1, _, _, _, _, _, c0, c1, c2]) = config.as_deref() else {
-        return Err("has no configuration space to read".into());
-    };
-    let ids = (u16::from_le_bytes([*v0, *v1]), u16::from_le_bytes([*d0, *d1]));
-    let class = u32::from_le_bytes([*c0, *c1, *c2, 0]);
-    let ids_agree = ids == (function.ids.vendor, function.ids.device) || function.physical_function.is_some();
-    if ids_agree && class == function.class {
-        return Ok(());
-    }
-    Err(format!("does not answer: configuration space begins with {:04x}{:04x}, class {class:06x}", ids.1, ids.0))
 }

@@ -33,6 +33,7 @@ pub(crate) fn function(address: &str, kind: Kind) -> Function {
         locked: false,
         group: Some(GroupId(u32::from(address.bus()))),
         reset_methods: vec!["flr".into()],
+        on_same_bus: Vec::new(),
         power: Power { state: Some("D0".into()), control: Some("auto".into()), d3cold_allowed: Some(true) },
         sriov: None,
         physical_function: None,
@@ -97,6 +98,7 @@ impl Case {
                 Change::Binding { to, .. } => (function.driver, function.driver_override) = (to.driver.clone(), to.driver_override.clone()),
                 Change::PowerControl { to, .. } => function.power.control = Some(to.clone()),
                 Change::D3cold { to, .. } => function.power.d3cold_allowed = Some(*to),
+                Change::ResetMethod { to, .. } => function.reset_methods = to.split_whitespace().map(str::to_owned).collect(),
             }
         }
         self.ledger.finish_moves(&plan.moves);

@@ -1,0 +1,80 @@
+//! Cleaning the devices of a bundle, with evidence: each is reset and looked at, and what was seen goes into its history.
+
+use vfio::reset::{self, Report, ResetError};
+use vfio::{Function, Inventory, PciAddress};
+
+use super::carry::one_line;
+use super::worker::Worker;
+use crate::failure::{ErrorKind, Failure};
+use crate::history::{self, Entry, Kind};
+
+/// What is done to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// It is reset: one that cannot be is not clean.
+    Reset,
+    /// It is reset where that can be done: a person has looked at it.
+    ResetIfPossible,
+}
+
+/// A device that is not clean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dirty {
+    /// Why, for a person.
+    pub reason: String,
+    /// A store into it has not returned.
+    pub stuck: bool,
+}
+
+/// Why it is done, for the histories: key and value each (`claim`, `epoch`).
+pub type Occasion = [(&'static str, String)];
+
+/// Cleans devices in their order, and says what was done to the last one, which the bundle is about.
+///
+/// # Errors
+/// The first that is not clean. Those after it were not touched.
+pub fn clean(worker: &Worker, devices: &[PciAddress], (how, occasion): (How, &Occasion)) -> Result<String, Dirty> {
+    let inventory = Inventory::observe(worker.host(), 0);
+    let mut done = String::new();
+    for device in devices {
+        let Some(function) = inventory.devices.get(device) else {
+            return Err(Dirty { reason: format!("{device} has left the host"), stuck: false });
+        };
+        done = clean_one(worker, function, (how, occasion))?;
+    }
+    Ok(done)
+}
+
+fn clean_one(worker: &Worker, function: &Function, (how, occasion): (How, &Occasion)) -> Result<String, Dirty> {
+    let (host, deadlines) = (worker.host(), worker.deadlines());
+    // After a boot the host's driver has it: it was initialised anew, and must not be reset below that driver.
+    let is_reset = function.is_on_vfio() && (how == How::Reset || reset::choose(function).is_ok());
+    let report = if is_reset { reset::reset(host, deadlines, function) } else { reset::check(host, deadlines, function) };
+    let (kind, text) = match &report.outcome {
+        Ok(()) => (if is_reset { Kind::Sanitised } else { Kind::Checked }, summary(&report)),
+        Err(error) => (Kind::Reset, format!("not clean: {} {}", function.address, said(error))),
+    };
+    let mut entry = Entry::new(kind, &text).with("address", function.address);
+    for (key, value) in occasion {
+        entry = entry.with(key, value);
+    }
+    for (number, step) in (1..).zip(&report.steps) {
+        entry = entry.with(&format!("step-{number}"), format!("{}: {} ({} ms)", step.name, step.result, step.took.as_millis()));
+    }
+    history::append(&worker.options.state_dir, &function.identity, entry);
+    match report.outcome {
+        Ok(()) => Ok(text),
+        Err(error) => Err(Dirty { stuck: error.is_stuck(), reason: format!("{} {}", function.address, said(&error)) }),
+    }
+}
+
+fn said(error: &ResetError) -> String {
+    one_line(&Failure::of(ErrorKind::Internal, error))
+}
+
+fn summary(report: &Report) -> String {
+    let took: u128 = report.steps.iter().map(|step| step.took.as_millis()).sum();
+    let reset = report.steps.iter().find(|step| step.name == "reset");
+    let how = reset.map_or_else(|| "not reset".to_owned(), |step| format!("reset ({})", step.result));
+    format!("{how}, answers, regions in place, in {took} ms")
+}

@@ -5,6 +5,7 @@
 
 mod authority;
 mod claim;
+mod clients;
 mod device;
 mod dict;
 mod error;
@@ -76,6 +77,10 @@ pub async fn serve(connection: Connection, engine: EngineHandle, host: Host, mut
     let Some(first) = updates.recv().await else { return Ok(()) };
     publisher.publish(first).await?;
     connection.request_name_with_flags(NAME, RequestNameFlags::DO_NOT_QUEUE).await?;
-    publisher.run(updates, waiting).await;
+    let watched = clients::watch(connection, publisher.service.clone());
+    tokio::select! {
+        () = publisher.run(updates, waiting) => {}
+        () = watched => {}
+    }
     Ok(())
 }

@@ -4,6 +4,7 @@
 
 mod args;
 mod change;
+mod claim;
 mod device;
 mod follow;
 mod holders;
@@ -66,6 +67,8 @@ fn run(context: &mut Context, command: Command) -> Result<(), Stop> {
         Command::Assign { devices, force, request } => change::apply(context, Wish::Assign(force), &devices, &request),
         Command::Release { devices, request } => change::apply(context, Wish::Release, &devices, &request),
         Command::Machine(command) => machine::run(context, command),
+        Command::Claims => claim::list(context),
+        Command::Claim(command) => claim::run(context, command),
         Command::Job(command) => job::run(context, command),
         Command::Monitor => monitor::run(context),
         Command::Config(ConfigCommand::Check { file }) => local::check_config(context, &file),

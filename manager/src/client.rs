@@ -54,6 +54,26 @@ pub trait Manager {
     /// Records a machine, off; its specification has the keys of `docs/machine-spec.md`.
     #[zbus(allow_interactive_auth)]
     fn create_machine(&self, spec: Spec, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// Claims devices for a domain that another manager runs.
+    #[zbus(allow_interactive_auth)]
+    fn claim(&self, request: Spec, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+}
+
+/// A claim.
+#[zbus::proxy(interface = "org.gpuward1.Claim", default_service = "org.gpuward1", assume_defaults = false)]
+pub trait Claim {
+    /// Ends it; `epoch t` has to be its own.
+    #[zbus(allow_interactive_auth)]
+    fn release(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// The `<hostdev>` elements of its devices.
+    #[zbus(name = "GetHostdevXML")]
+    fn get_hostdev_xml(&self, options: Options<'_>) -> zbus::Result<String>;
+
+    /// Grows with each claim ever made.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn epoch(&self) -> zbus::Result<u64>;
 }
 
 /// A device.
@@ -64,6 +84,10 @@ pub trait Device {
 
     /// Who has it open: `{pid u, command s, unit s}` each.
     fn list_holders(&self, options: Options<'_>) -> zbus::Result<Vec<Dict>>;
+
+    /// `gpu`, `virtual-function`, …
+    #[zbus(property)]
+    fn class(&self) -> zbus::Result<String>;
 }
 
 /// A machine.

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
@@ -27,6 +27,7 @@ mod admit;
 pub mod carry;
 pub mod claims;
 mod devices;
+pub mod external;
 mod jobs;
 pub mod machines;
 mod publish;
@@ -96,6 +97,8 @@ pub enum Message {
     Ended(JobId, Outcome),
     /// Something happened to machines.
     Machines(machines::Hint),
+    /// Something happened to claims of managers that run their own domains.
+    Claims(external::Hint),
     /// Something happened to the host's devices.
     Observe,
     /// Reads the configuration again (SIGHUP).
@@ -133,6 +136,11 @@ impl EngineHandle {
         self.send(Message::Reload);
     }
 
+    /// Says that a client has left the bus, by the name that its claims were made with.
+    pub fn client_left(&self, client: String) {
+        self.send(Message::Claims(external::Hint::ClientLeft(client)));
+    }
+
     /// Ends the engine and waits for it. Jobs on devices are canceled and undone, as far as that takes 8 s; other jobs in hand are
     /// left as a crash would leave them: the next start mends them.
     pub fn stop(&self) {
@@ -167,6 +175,7 @@ pub struct Engine {
     inventory: Arc<Inventory>,
     jobs: Jobs,
     machines: machines::Machines,
+    external: external::External,
     publisher: Publisher,
     inbox: Sender<Message>,
     lock: Lock,
@@ -204,6 +213,7 @@ impl Engine {
             inventory: Arc::default(),
             jobs: Jobs::default(),
             machines: machines::Machines::default(),
+            external: external::External::default(),
             publisher: Publisher::new(publish),
             inbox,
             lock,
@@ -220,7 +230,7 @@ impl Engine {
         self.observe();
         self.publish();
         self.begin_recovery();
-        while let Ok(message) = messages.recv() {
+        while let Some(message) = self.next(messages) {
             if matches!(message, Message::Stop) {
                 break;
             }
@@ -228,6 +238,16 @@ impl Engine {
         }
         self.wind_up(messages);
         tracing::debug!(lock = ?self.lock, "the engine ends");
+    }
+
+    // The next message; one of our own when a claim wants to be looked at before any other comes.
+    fn next(&self, messages: &Receiver<Message>) -> Option<Message> {
+        let Some(sleep) = external::next_look(self) else { return messages.recv().ok() };
+        match messages.recv_timeout(sleep) {
+            Ok(message) => Some(message),
+            Err(RecvTimeoutError::Timeout) => Some(Message::Claims(external::Hint::Time)),
+            Err(RecvTimeoutError::Disconnected) => None,
+        }
     }
 
     // Jobs on devices undo what they did. Machines' jobs wait for libvirt, maybe for minutes: they are left to the next start.
@@ -263,6 +283,7 @@ impl Engine {
             }
             Message::Ended(job, outcome) => self.end(job, outcome),
             Message::Machines(hint) => machines::hint(self, hint),
+            Message::Claims(hint) => external::hint(self, hint),
             Message::Observe => {
                 let before = self.inventory.generation;
                 self.observe();

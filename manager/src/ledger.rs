@@ -111,7 +111,7 @@ pub struct Original {
     pub reset_method: Option<String>,
 }
 
-/// A claim: one machine's hold on one bundle.
+/// A claim: one machine's hold on one bundle, or that of a manager which runs its own domains.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ClaimRecord {
@@ -119,7 +119,7 @@ pub struct ClaimRecord {
     pub standing: Standing,
     /// Whose.
     pub tenant: TenantId,
-    /// For which machine.
+    /// For which machine; `None` where another manager runs the domain, and `terms` say when the claim ends.
     pub machine: Option<MachineId>,
     /// The domain that may use the devices.
     pub domain: Uuid,
@@ -133,6 +133,49 @@ pub struct ClaimRecord {
     pub epoch: u64,
     /// Taken from the host for this claim: given back with it.
     pub on_demand: bool,
+    /// The boot in which its devices were bound for it (again); empty where an older version wrote it.
+    #[serde(default)]
+    pub boot: String,
+    /// When it ends, where no machine of gpuward's says so.
+    #[serde(default)]
+    pub terms: Option<Terms>,
+}
+
+/// When the claim of a manager that runs its own domains ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Terms {
+    /// What ends it, beside a release that somebody asks for.
+    pub release: ReleaseOn,
+    /// The connection that made it, where it ends with that one; else empty. Only the bus can read it.
+    pub client: String,
+    /// When it ends in any case, in seconds since 1970; 0: never.
+    pub expires: u64,
+    /// Its domain was seen running.
+    pub was_running: bool,
+}
+
+/// What ends a claim that no machine of gpuward's holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReleaseOn {
+    /// Only a release that is asked for: its domain may stop, be undefined and be defined again.
+    Manual,
+    /// Its domain ran and is gone.
+    DomainStopped,
+    /// The connection that made it has left the bus.
+    ClientGone,
+}
+
+impl ReleaseOn {
+    /// Its word on the bus.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Manual => "manual",
+            Self::DomainStopped => "domain-stopped",
+            Self::ClientGone => "client-gone",
+        }
+    }
 }
 
 /// What stands between a claim and other tenants.
@@ -211,11 +254,12 @@ impl Ledger {
         self.claims.iter().find(|(_, claim)| claim.devices.contains(&device)).map(|(id, claim)| (*id, claim))
     }
 
-    /// Who may use each device of ours, for the libvirt hook: the claim's domain, or nobody (the nil UUID).
+    /// Who may use each device of ours, for the libvirt hook: the claim's domain until the claim is being released, or nobody (the
+    /// nil UUID).
     pub fn owners(&self) -> BTreeMap<PciAddress, Uuid> {
         let mut owners: BTreeMap<_, _> = self.devices.keys().map(|device| (*device, Uuid::nil())).collect();
         owners.extend(self.quarantines.keys().map(|device| (*device, Uuid::nil())));
-        for claim in self.claims.values() {
+        for claim in self.claims.values().filter(|claim| claim.standing != Standing::Releasing) {
             owners.extend(claim.devices.iter().map(|device| (*device, claim.domain)));
         }
         owners

@@ -11,7 +11,7 @@ mod run;
 mod watch;
 
 pub use domain::{GUEST_DIR, domain_xml};
-pub use look::{Look, Running, Subject};
+pub use look::{Look, Running, Subject, held_by};
 pub use metadata::Metadata;
 pub use process::Process;
 pub use run::{Launch, end_now, shut_down, start};

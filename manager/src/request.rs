@@ -5,8 +5,8 @@ use std::fmt;
 use vfio::PciAddress;
 
 use crate::failure::Failure;
-use crate::id::{JobId, MachineId};
-use crate::spec::MachineSpec;
+use crate::id::{ClaimId, JobId, MachineId};
+use crate::spec::{ClaimSpec, MachineSpec};
 
 /// One wish about a device: what `Plan` and `Apply` take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +48,20 @@ pub enum Request {
     KillMachine(MachineId),
     /// Forgets a machine that is off.
     RemoveMachine(MachineId),
+    /// Claims devices for a domain that another manager runs.
+    Claim {
+        /// What is claimed, and until when.
+        spec: ClaimSpec,
+        /// The connection that asks, as the bus knows it.
+        client: String,
+    },
+    /// Ends a claim that no machine of gpuward's holds.
+    ReleaseClaim {
+        /// The claim.
+        claim: ClaimId,
+        /// The epoch that the caller knows it by: a late release never clears the next owner's device.
+        epoch: u64,
+    },
     /// A person has looked: the device's bundle leaves its quarantine.
     ClearQuarantine(PciAddress),
     /// Observes the host anew.

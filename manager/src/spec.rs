@@ -2,6 +2,7 @@
 //!
 //! Both become one tree, [`Node`], from which [`MachineSpec::parse`] takes what it knows and refuses the rest by its full path.
 
+mod claim;
 mod machine;
 mod node;
 
@@ -14,7 +15,7 @@ use vfio::Ids;
 pub use node::Node;
 pub(crate) use node::parse_size;
 
-use crate::ledger::Isolation;
+use crate::ledger::{Isolation, ReleaseOn};
 
 /// A machine specification. `docs/machine-spec.md` gives every key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -53,6 +54,21 @@ pub struct MachineSpec {
     pub devices: Vec<Wish>,
     /// Kernel and initial RAM disk booted directly: the administrator's.
     pub direct_boot: Option<DirectBoot>,
+}
+
+/// What a manager that runs its own domains claims: `Manager.Claim` gives every key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimSpec {
+    /// Name of the tenant it is for.
+    pub tenant: String,
+    /// Wishes for devices, at least one.
+    pub devices: Vec<Wish>,
+    /// UUID of the domain that may use them.
+    pub domain: Uuid,
+    /// What ends the claims.
+    pub release: ReleaseOn,
+    /// Seconds after which they end in any case; 0: never.
+    pub ttl: u32,
 }
 
 /// What boots a machine.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 use vfio::{Inventory, PciAddress};
 
 use crate::config::Use;
@@ -98,8 +99,20 @@ pub enum DeviceState {
 pub struct ClaimView {
     /// Whose.
     pub tenant: TenantId,
-    /// For which machine.
+    /// For which machine; `None` where another manager runs the domain.
     pub machine: Option<MachineId>,
+    /// The domain that may use the devices.
+    pub domain: Uuid,
+    /// Where it is in its life.
+    pub state: ClaimState,
+    /// Why it is there, for a person; empty where the state says it all.
+    pub reason: String,
+    /// What ends it (`machine`, `manual`, `domain-stopped`, `client-gone`).
+    pub release_on: &'static str,
+    /// The connection whose end ends it; empty for all others.
+    pub client: String,
+    /// When it ends in any case, in seconds since 1970; 0: never.
+    pub expires: u64,
     /// Its devices, in the order they bind.
     pub devices: Vec<PciAddress>,
     /// Isolation level (`whole-gpu`, `vf`).
@@ -108,6 +121,29 @@ pub struct ClaimView {
     pub since: u64,
     /// Grows with each claim ever made: an old one never releases the next owner's device.
     pub epoch: u64,
+}
+
+/// Where a claim is in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // the words are those of docs/glossary.md
+pub enum ClaimState {
+    #[default]
+    Pending,
+    Active,
+    Releasing,
+    Gone,
+}
+
+impl ClaimState {
+    /// Its word on the bus.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Active => "active",
+            Self::Releasing => "releasing",
+            Self::Gone => "gone",
+        }
+    }
 }
 
 /// A machine.

@@ -84,7 +84,7 @@ fn a_caller_who_may_nothing_is_refused_every_method_in_the_same_words() {
     let host = start();
     host.start_machine(GPU).expect("started");
     let methods = every_method(&host);
-    assert!(methods.len() >= 23, "{methods:#?}");
+    assert!(methods.len() >= 25, "{methods:#?}");
     host.session.polkit.forbid_all();
     let answers = host.asked_by_stranger(&methods.join("\n")).expect("asked");
     assert_eq!(answers.lines().count(), methods.len());
@@ -154,6 +154,9 @@ fn bad_input_is_refused_by_name_and_nothing_changes() {
             "device[0].kind",
         ),
         (host.refused(MANAGER, "CreateMachine", &spec(machine([("colour", "red".into())]))), ErrorKind::InvalidSpec, "colour"),
+        (host.refused(MANAGER, "Claim", &spec(options([("ttl", 5_u32.into())]))), ErrorKind::InvalidSpec, "domain-uuid is missing"),
+        (host.refused(MANAGER, "Claim", &(wanted("manual"), &none)), ErrorKind::NoFit, "devices[0] wishes for 1 GPU"),
+        (host.refused(MANAGER, "Claim", &(wanted("manual"), options([("ttl", 5_u32.into())]))), ErrorKind::UnknownOption, "ttl"),
         (host.refused(MANAGER, "CreateMachine", &spec(machine([("vcpus", 0_u32.into())]))), ErrorKind::InvalidSpec, "vcpus"),
         (host.refused(MANAGER, "CreateMachine", &spec(machine([("name", "a<b".into())]))), ErrorKind::InvalidSpec, "name"),
         (host.refused(MANAGER, "CreateMachine", &spec(machine([("memory", 0.5_f64.into())]))), ErrorKind::InvalidSpec, "memory"),
@@ -264,6 +267,72 @@ fn a_machine_starts_holds_its_gpu_and_gives_it_back() {
     let objects = host.objects().expect("listed");
     assert!(!objects.contains_key(&machine));
     assert_eq!(objects[&path_of(GPU)]["Device"].text("State"), "free");
+}
+
+/// What `Manager.Claim` takes for one GPU.
+fn wanted(release: &'static str) -> Options<'static> {
+    options([
+        ("devices", vec![options([("kind", "gpu".into())])].into()),
+        ("domain-uuid", "6b2f5c1e-2f6a-4d55-9f0e-5c7f3f3f0001".into()),
+        ("release", release.into()),
+    ])
+}
+
+#[test]
+fn a_claim_for_a_domain_of_others_is_made_seen_and_released() {
+    let host = start();
+    host.finish((&path_of(GPU), "Device"), "Assign", &(Options::new(),)).expect("admitted");
+    let made = host.finish(MANAGER, "Claim", &(wanted("manual"), Options::new())).expect("admitted").record("result");
+    let claim = made.text("claim").to_owned();
+    assert_eq!(made.texts("claims"), std::slice::from_ref(&claim));
+    let objects = host.objects().expect("listed");
+    let shown = &objects[&claim]["Claim"];
+    let words = ["State", "ReleaseOn", "DomainUUID", "Machine", "IsolationLevel"].map(|key| shown.text(key));
+    assert_eq!(words, ["active", "manual", "6b2f5c1e-2f6a-4d55-9f0e-5c7f3f3f0001", "/", "whole-gpu"]);
+    let at = (claim.as_str(), "Claim");
+    let xml: String = host.call(at, "GetHostdevXML", &(Options::new(),)).expect("answered").body().deserialize().expect("s");
+    assert!(xml.contains("bus='0x1b'") || xml.contains("bus=\"0x1b\""), "{xml}");
+    assert_eq!(host.refused(at, "Release", &(Options::new(),)).message, "option epoch is missing");
+    let epoch = u64::try_from(shown.number("Epoch").expect("it has one")).expect("positive");
+    let late = host.refused(at, "Release", &(options([("epoch", (epoch + 1).into())]),));
+    assert_eq!(late.kind, ErrorKind::Conflict);
+    let released = host.finish(at, "Release", &(options([("epoch", epoch.into())]),)).expect("admitted");
+    assert_eq!(released.text("state"), "done", "{released:?}");
+    let objects = host.objects().expect("listed");
+    assert!(!objects.contains_key(&claim));
+    assert_eq!(objects[&path_of(GPU)]["Device"].text("State"), "free");
+}
+
+#[test]
+fn a_claim_that_lives_with_its_client_ends_with_it_also_over_a_restart_of_the_daemon() {
+    let mut host = start();
+    host.finish((&path_of(GPU), "Device"), "Assign", &(Options::new(),)).expect("admitted");
+    let state = |host: &Operated| host.objects().expect("listed")[&path_of(GPU)]["Device"].text("State").to_owned();
+    let claims = |client: &manager::client::Client| {
+        let asked = async {
+            let proxy = manager::client::ManagerProxy::new(client.bus()).await?;
+            let owned = wanted("client-gone").into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+            proxy.claim(owned, Options::new()).await
+        };
+        client.wait(asked).expect("admitted")
+    };
+    let client = manager::client::Client::connect(Some(host.session.address())).expect("connected");
+    claims(&client);
+    until(&host, |host| state(host) == "claimed");
+    host.session.kill_daemon().expect("killed");
+    host.session.start_daemon().expect("started");
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(state(&host), "claimed", "its client is still there");
+    drop(client);
+    until(&host, |host| state(host) == "free");
+
+    let client = manager::client::Client::connect(Some(host.session.address())).expect("connected");
+    claims(&client);
+    until(&host, |host| state(host) == "claimed");
+    host.session.kill_daemon().expect("killed");
+    drop(client);
+    host.session.start_daemon().expect("started");
+    until(&host, |host| state(host) == "free");
 }
 
 #[test]

@@ -166,6 +166,35 @@ fn a_machine_is_made_started_killed_and_forgotten() {
 }
 
 #[test]
+fn devices_are_claimed_for_a_domain_of_others_listed_and_released() {
+    const DOMAIN: &str = "6b2f5c1e-2f6a-4d55-9f0e-5c7f3f3f0001";
+    let session = dgx();
+    done(&session, &["assign", GPU, OTHER]);
+    let made = done(&session, &["claim", "make", "--device", "43:00.0", "--domain", DOMAIN, "--ttl", "3600"]);
+    let listed = json(&session, &["claims"]);
+    let claim = &listed["claims"][0];
+    documented(claim);
+    let id = claim["claim"].as_str().expect("text").to_owned();
+    assert_eq!(made, format!("claimed: {id} (job 3)\n"));
+    let told = ["state", "domain-uuid", "release-on", "machine"].map(|key| claim[key].as_str().unwrap_or_default());
+    assert_eq!((told, &claim["devices"][0]), (["active", DOMAIN, "manual", ""], &OTHER.into()));
+    assert!(done(&session, &["claims"]).contains(&format!("{id}  active  {OTHER}  domain {DOMAIN}  manual or 20")));
+    assert!(line_of(&session, OTHER).ends_with(&format!("claimed  claim {id}")), "{}", line_of(&session, OTHER));
+    assert!(done(&session, &["claim", "xml", &id]).contains("<hostdev mode='subsystem' type='pci' managed='no'>"));
+
+    let (status, said) = ended(&session, &["claim", "make", "--gpu", "2", "--domain", DOMAIN]);
+    assert_eq!((status, said.starts_with("refused: devices[0] wishes for 2 GPUs")), (Some(3), true), "{said}");
+    let (status, said) = ended(&session, &["claim", "release", &id, "--epoch", "99"]);
+    assert_eq!((status, said.starts_with(&format!("refused: claim {id} has epoch 1, not 99"))), (Some(3), true), "{said}");
+    assert_eq!(done(&session, &["claim", "release", &id]), format!("claim {id} is released (job 4)\n"));
+    for verb in ["release", "xml"] {
+        let (status, said) = ended(&session, &["claim", verb, &id]);
+        assert_eq!((status, said.starts_with(&format!("refused: there is no claim {id}"))), (Some(3), true), "{said}");
+    }
+    assert_eq!(done(&session, &["claims"]), "CLAIM  STATE  DEVICES  HELD BY  ENDS ON  EPOCH  REASON\n");
+}
+
+#[test]
 fn a_bad_specification_is_refused_by_the_path_of_its_key() {
     let session = dgx();
     let cases = [

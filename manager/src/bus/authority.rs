@@ -19,7 +19,7 @@ use crate::failure::{ErrorKind, Failure};
 pub enum Action {
     /// Look at devices, machines and jobs.
     Inspect,
-    /// Create, start, stop, kill and remove machines.
+    /// Create, start, stop, kill and remove machines; claim devices for others' domains, and end such claims.
     ManageMachines,
     /// Move devices between the host and the pool.
     Assign,

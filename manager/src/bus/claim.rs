@@ -10,9 +10,10 @@ use super::device::hostdev_xml;
 use super::dict::{Options, Received};
 use super::error::BusError;
 use super::paths::{self, Path};
-use super::service::Service;
-use crate::failure::Failure;
+use super::service::{Conditions, Service};
+use crate::failure::{ErrorKind, Failure};
 use crate::id::{ClaimId, TenantId};
+use crate::request::Request;
 use crate::view::ClaimView;
 
 /// `org.gpuward1.Claim`
@@ -39,6 +40,24 @@ impl Claim {
         Ok(elements.join("\n"))
     }
 
+    /// Ends it: its devices are sanitised and free then, or in quarantine with the reason. A device that has left the host goes into
+    /// quarantine, so that it is looked at before anybody gets it when it is back.
+    ///
+    /// Options: `epoch` (t, required: as its property; with another one Conflict, and nothing is done), `request-id` (s),
+    /// `if-generation` (t). Refusals: Conflict (also for a machine's: stop the machine), Held with who holds it, Busy, Quarantined.
+    ///
+    /// Polkit action: `org.gpuward.manage-machines`.
+    #[zbus(out_args("job"))]
+    async fn release(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
+        let caller = self.service.check(&header, Action::ManageMachines, &self.id.to_string()).await?;
+        let mut options = Options::new(options)?;
+        let (epoch, conditions) = (options.number("epoch")?, Conditions::take(&mut options)?);
+        options.done()?;
+        let missing = || Failure::new(ErrorKind::InvalidSpec, "option epoch is missing").remedy("give the claim's Epoch as you know it");
+        let request = Request::ReleaseClaim { claim: self.id, epoch: epoch.ok_or_else(missing)? };
+        self.service.submit(caller, request, conditions).await
+    }
+
     /// Whose it is.
     #[zbus(property(emits_changed_signal = "const"))]
     fn tenant(&self) -> Path {
@@ -51,10 +70,35 @@ impl Claim {
         self.of(|claim| claim.machine).map_or_else(paths::none, paths::machine)
     }
 
-    /// UUID of the libvirt domain it is for; empty where it is for none.
+    /// UUID of the libvirt domain that may use its devices.
     #[zbus(property(emits_changed_signal = "const"), name = "DomainUUID")]
     fn domain_uuid(&self) -> String {
-        self.of(|claim| claim.machine).map(|machine| machine.0.to_string()).unwrap_or_default()
+        self.of(|claim| claim.domain).to_string()
+    }
+
+    /// pending (its devices are being taken), active, releasing (it ends as soon as nobody holds them), or gone (one of its devices has
+    /// left the host; it can be released). The set may grow.
+    #[zbus(property)]
+    fn state(&self) -> &'static str {
+        self.of(|claim| claim.state).word()
+    }
+
+    /// Why it is in that state: what is in the way of its end, or what has left; empty where the state says it all.
+    #[zbus(property)]
+    fn reason(&self) -> String {
+        self.of(|claim| claim.reason.clone())
+    }
+
+    /// What ends it: `machine` (with its machine), `manual`, `domain-stopped` or `client-gone`. The set may grow.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn release_on(&self) -> &'static str {
+        self.of(|claim| claim.release_on)
+    }
+
+    /// When it ends in any case, in seconds since 1970; 0: never.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn expires(&self) -> u64 {
+        self.of(|claim| claim.expires)
     }
 
     /// Its devices, in the order they bind.

@@ -36,12 +36,13 @@ impl Job {
 impl Job {
     /// Stops it before its next change and rolls back what it did; a change under way is never broken off.
     ///
-    /// Polkit action: `org.gpuward.manage-machines` for jobs on machines, `org.gpuward.clear-quarantine` for that, and
+    /// Polkit action: `org.gpuward.manage-machines` for jobs on machines and claims, `org.gpuward.clear-quarantine` for that, and
     /// `org.gpuward.assign` for all others.
     async fn cancel(&self, #[zbus(header)] header: Header<'_>) -> Result<(), BusError> {
         let (on_machine, kind) = self.of(|job| (job.machine.is_some(), job.kind));
         let action = match kind {
             _ if on_machine => Action::ManageMachines,
+            "claim" | "claim-release" => Action::ManageMachines,
             "clear-quarantine" => Action::ClearQuarantine,
             _ => Action::Assign,
         };
@@ -108,7 +109,7 @@ impl Job {
         self.of(objects)
     }
 
-    /// What it made: `machine` (o), `claims` (ao); where it failed `error` (s), `message` (s), `why` (as), `remedy` (s).
+    /// What it made: `machine` (o), `claims` (ao), `claim` (o: where it is one); where it failed `error` (s), `message` (s), `why` (as), `remedy` (s).
     #[zbus(property)]
     fn result(&self) -> Answer {
         self.of(|job| result(job).into_map())
@@ -151,6 +152,9 @@ fn result(job: &JobView) -> Dict {
     }
     if !job.claims.is_empty() && job.state == JobState::Done {
         dict.put("claims", job.claims.iter().map(|claim| paths::claim(*claim)).collect::<Vec<_>>());
+        if let [claim] = job.claims[..] {
+            dict.put("claim", paths::claim(claim));
+        }
     }
     if let Some(failure) = &job.error {
         dict.put_failure(failure);

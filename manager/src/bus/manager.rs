@@ -6,9 +6,10 @@ use std::sync::Arc;
 use vfio::Holders;
 use zbus::message::Header;
 use zbus::object_server::SignalEmitter;
-use zbus::{Variant, interface};
+use zbus::{Connection, Variant, interface};
 
 use super::authority::Action;
+use super::clients;
 use super::dict::{Dict, Options, Received, node_of, shortened};
 use super::error::BusError;
 use super::paths::{self, Path};
@@ -16,7 +17,7 @@ use super::service::{Conditions, Service, parse_device};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::{JobId, TenantId};
 use crate::request::{Ask, Goal, PlanStep, Request};
-use crate::spec::{MachineSpec, Node};
+use crate::spec::{ClaimSpec, MachineSpec, Node};
 
 /// A dictionary on its way out.
 pub(super) type Answer = HashMap<String, Variant<'static>>;
@@ -25,7 +26,7 @@ pub(super) type Answer = HashMap<String, Variant<'static>>;
 pub(super) struct Manager(pub(super) Arc<Service>);
 
 /// What this daemon can do beyond version 1.0 of the interface; grows with what is added.
-const FEATURES: [&str; 2] = ["assign", "machines"];
+const FEATURES: [&str; 3] = ["assign", "claims", "machines"];
 
 #[interface(name = "org.gpuward1.Manager")]
 impl Manager {
@@ -131,13 +132,40 @@ impl Manager {
         let (tenant, conditions) = (options.text("tenant")?, Conditions::take(&mut options)?);
         options.done()?;
         only_tenant(tenant.as_deref().unwrap_or(TenantId::BUILT_IN_NAME))?;
-        let entries = spec.iter().map(|(key, value)| Ok((key.clone(), node_of(value, key)?)));
-        let spec = MachineSpec::parse(Node::Table(entries.collect::<Result<_, Failure>>()?))?;
+        let spec = MachineSpec::parse(tree_of(&spec)?)?;
         if let Some(key) = spec.needs_administrator() {
             let named = |failure: Failure| failure.because(format!("{key} names what libvirt would open as root"));
             self.0.check(&header, Action::Configure, &key).await.map_err(named)?;
         }
         self.0.submit(caller, Request::CreateMachine { spec: Box::new(spec) }, conditions).await
+    }
+
+    /// Claims devices for a domain that another manager runs: libvirt's hook then lets exactly that domain start with them.
+    ///
+    /// `request` has `devices` (aa{sv}: wishes, with the keys of `[[device]]` in `docs/machine-spec.md`), `domain-uuid` (s), `tenant` (s:
+    /// `default`), `release` (s: what ends the claims: `manual`, the default, only `Claim.Release`; `domain-stopped`, the domain ran and
+    /// is gone; `client-gone`, the caller's connection has left the bus) and `ttl` (u: seconds after which they end in any case; 0,
+    /// the default: never). Whatever ends a claim, its devices are given to nobody else while a process holds them, and are sanitised
+    /// then. A domain that stops or is undefined keeps its `manual` claim.
+    ///
+    /// Options: `request-id` (s), `if-generation` (t). The job's `Result` has `claims` (ao), one a bundle, and `claim` (o) where it is one.
+    /// Refusals: InvalidSpec, NoSuchTenant, NoSuchDevice, NoFit, AlreadyClaimed, Conflict, HostNotReady, TooMany.
+    ///
+    /// Polkit action: `org.gpuward.manage-machines`.
+    #[zbus(out_args("job"))]
+    async fn claim(
+        &self,
+        request: Received,
+        options: Received,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<Path, BusError> {
+        let caller = self.0.check(&header, Action::ManageMachines, "claim").await?;
+        let conditions = Conditions::only(options)?;
+        let spec = ClaimSpec::parse(tree_of(&request)?)?;
+        only_tenant(&spec.tenant)?;
+        let client = clients::caller(&header, connection)?;
+        self.0.submit(caller, Request::Claim { spec, client }, conditions).await
     }
 
     /// Observes the host anew. Options: `request-id` (s), `if-generation` (t). Polkit action: `org.gpuward.inspect`.
@@ -208,6 +236,11 @@ impl Manager {
     fn generation(&self) -> u64 {
         self.0.view().generation
     }
+}
+
+fn tree_of(spec: &Received) -> Result<Node, Failure> {
+    let entries = spec.iter().map(|(key, value)| Ok((key.clone(), node_of(value, key)?)));
+    Ok(Node::Table(entries.collect::<Result<_, Failure>>()?))
 }
 
 fn only_tenant(name: &str) -> Result<(), Failure> {

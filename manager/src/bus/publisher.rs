@@ -67,7 +67,7 @@ impl Publisher {
         self.manager(&before, now).await?;
         // What others refer to comes before them and leaves after them: a property never names an object that is not there.
         self.groups(&before, now).await?;
-        self.claims_made(&before, now).await?;
+        self.claims(&before, now).await?;
         self.machines(&before, now).await?;
         self.devices(&before, now).await?;
         self.claims_released(&before, now).await?;
@@ -160,9 +160,14 @@ impl Publisher {
         Ok(())
     }
 
-    async fn claims_made(&mut self, before: &View, now: &View) -> zbus::Result<()> {
-        for id in now.claims.keys().filter(|id| !before.claims.contains_key(id)) {
-            self.add(&paths::claim(*id), Claim { service: self.service.clone(), id: *id }).await?;
+    async fn claims(&mut self, before: &View, now: &View) -> zbus::Result<()> {
+        for (id, claim) in &now.claims {
+            let path = paths::claim(*id);
+            match before.claims.get(id) {
+                None => self.add(&path, Claim { service: self.service.clone(), id: *id }).await?,
+                Some(old) if old != claim => self.changed::<Claim>(&path).await?,
+                Some(_) => {}
+            }
         }
         Ok(())
     }

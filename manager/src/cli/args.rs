@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
+use uuid::Uuid;
 use vfio::PciAddress;
 
 use super::names::{MachineName, parse_device};
+use crate::id::ClaimId;
 
 /// Hands GPUs to virtual machines and takes them back clean.
 ///
@@ -64,6 +66,11 @@ pub(super) enum Command {
     /// Makes, starts and ends virtual machines
     #[command(subcommand)]
     Machine(MachineCommand),
+    /// Lists claims, one a line: who has which devices until when
+    Claims,
+    /// Claims devices for domains that another manager runs, and ends such claims
+    #[command(subcommand)]
+    Claim(ClaimCommand),
     /// Looks at jobs: requests being carried out, or carried out
     #[command(subcommand)]
     Job(JobCommand),
@@ -119,7 +126,7 @@ pub(super) struct Force {
     pub force: bool,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(super) struct Request {
     /// Print the job's number and do not wait for it
     #[arg(long)]
@@ -180,6 +187,61 @@ pub(super) struct OneMachine {
     pub name: MachineName,
     #[command(flatten)]
     pub request: Request,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ClaimCommand {
+    /// Claims devices: from then on exactly that domain may start with them
+    Make(Claiming),
+    /// Ends a claim whose devices nobody holds; they are sanitised
+    Release {
+        /// c and 32 hexadecimal digits, as `gpuward claims` lists it
+        claim: ClaimId,
+        /// Refuse where the claim has another epoch than this
+        #[arg(long, value_name = "NUMBER")]
+        epoch: Option<u64>,
+        #[command(flatten)]
+        request: Request,
+    },
+    /// Prints the <hostdev> elements of a claim's devices, for its domain's XML
+    Xml {
+        /// c and 32 hexadecimal digits, as `gpuward claims` lists it
+        claim: ClaimId,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Claiming {
+    #[command(flatten)]
+    pub wishes: Wishes,
+    /// Only of this model (10de:2330)
+    #[arg(long, value_name = "VENDOR:DEVICE")]
+    pub model: Option<String>,
+    /// UUID of the domain that may use them
+    #[arg(long, value_name = "UUID")]
+    pub domain: Uuid,
+    /// What ends the claims: only `gpuward claim release`, or also that the domain ran and is gone
+    #[arg(long, value_name = "MODE", value_parser = ["manual", "domain-stopped"], default_value = "manual")]
+    pub release: String,
+    /// Seconds after which they end in any case; 0: never
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub ttl: u32,
+    #[command(flatten)]
+    pub request: Request,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+pub(super) struct Wishes {
+    /// So many GPUs
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub gpu: Option<u32>,
+    /// So many virtual functions
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub vf: Option<u32>,
+    /// Exactly this device; may be repeated
+    #[arg(long, value_name = "DEVICE", value_parser = parse_device)]
+    pub device: Vec<PciAddress>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::jobs::{Concern, Job};
-use super::{Engine, devices, machines, now};
+use super::{Engine, devices, external, machines, now};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
 use crate::ledger::NamedRequest;
@@ -31,6 +31,8 @@ impl Engine {
             Request::Apply { goals, plan_digest } => devices::admit(self, goals, plan_digest.as_deref())?,
             Request::ClearQuarantine(device) => devices::admit_clearing(self, *device)?,
             Request::Rescan => Concern { kind: "rescan", ..Concern::default() },
+            Request::Claim { spec, .. } => external::admit_claim(self, spec)?,
+            Request::ReleaseClaim { claim, epoch } => external::admit_release(self, *claim, *epoch)?,
             Request::CreateMachine { .. }
             | Request::StartMachine(_)
             | Request::StopMachine(_)
@@ -137,6 +139,10 @@ fn digest(request: &Request) -> String {
     // A caller that names no UUID gets a new one each time it asks: it is not part of what was asked.
     if let Request::CreateMachine { spec } = &mut request {
         spec.uuid = uuid::Uuid::nil();
+    }
+    // Nor is the connection by which a caller asks: it may have a new one.
+    if let Request::Claim { client, .. } = &mut request {
+        client.clear();
     }
     let text = format!("{request:?}");
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()

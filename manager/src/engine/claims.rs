@@ -1,4 +1,4 @@
-//! Claims: which bundles are free, taking them for a machine, and giving them back clean.
+//! Claims: which bundles are free, taking them for a domain, and giving them back clean.
 //!
 //! A claim is in the ledger before anything is done for it. It ends with a reset and a look at configuration space: what does not
 //! answer is in quarantine, with the reason, and never free.
@@ -16,7 +16,7 @@ use super::{Engine, now};
 use crate::config::{Config, Use};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::{ClaimId, JobId, MachineId, TenantId};
-use crate::ledger::{ClaimRecord, Isolation, Ledger, Standing};
+use crate::ledger::{ClaimRecord, Isolation, Ledger, Standing, Terms};
 use crate::plan::{self, Plan, Situation};
 use crate::request::Goal;
 use crate::view::{EventKind, Subject};
@@ -33,14 +33,16 @@ pub struct Free {
 }
 
 /// Who claims.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claimant {
-    /// Whose machine it is.
+    /// Whose the claims are.
     pub tenant: TenantId,
-    /// The machine.
-    pub machine: MachineId,
+    /// The machine, where it is one of gpuward's.
+    pub machine: Option<MachineId>,
     /// The domain that may use the devices.
     pub domain: Uuid,
+    /// When the claims end, where they are no machine's.
+    pub terms: Option<Terms>,
 }
 
 /// Claims that are recorded as pending, and what makes them ready.
@@ -94,7 +96,7 @@ impl Engine {
     ///
     /// # Errors
     /// One of them is not free any more; then none is claimed.
-    pub(crate) fn claim(&mut self, job: JobId, claimant: Claimant, bundles: &[Free]) -> Result<Claimed, Failure> {
+    pub(crate) fn claim(&mut self, job: JobId, claimant: &Claimant, bundles: &[Free]) -> Result<Claimed, Failure> {
         let devices = || bundles.iter().flat_map(|bundle| bundle.devices.iter().copied());
         if let Some(device) = devices().find(|device| self.ledger.claim_on(*device).is_some()) {
             return Err(Failure::new(ErrorKind::AlreadyClaimed, format!("{device} was claimed meanwhile")));
@@ -107,6 +109,7 @@ impl Engine {
             ledger.begin_moves(&plan.moves, &inventory);
             for bundle in bundles {
                 let record = pending(claimant, bundle, &inventory, ledger.take_epoch());
+                let record = ClaimRecord { boot: ledger.boot.clone(), ..record };
                 let id = ClaimId::random();
                 ledger.claims.insert(id, record.clone());
                 claims.insert(id, record);
@@ -124,18 +127,20 @@ fn assign(device: PciAddress) -> Goal {
     Goal::Assign { device, force: false }
 }
 
-fn pending(claimant: Claimant, bundle: &Free, inventory: &Inventory, epoch: u64) -> ClaimRecord {
+fn pending(claimant: &Claimant, bundle: &Free, inventory: &Inventory, epoch: u64) -> ClaimRecord {
     let kind = inventory.devices.get(&bundle.main).map(|function| function.kind);
     ClaimRecord {
         standing: Standing::Pending,
         tenant: claimant.tenant,
-        machine: Some(claimant.machine),
+        machine: claimant.machine,
         domain: claimant.domain,
         devices: bundle.devices.clone(),
         isolation: if kind == Some(Kind::VirtualFunction) { Isolation::Vf } else { Isolation::WholeGpu },
         since: now(),
         epoch,
         on_demand: bundle.on_demand,
+        boot: String::new(),
+        terms: claimant.terms.clone(),
     }
 }
 

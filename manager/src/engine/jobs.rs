@@ -9,7 +9,7 @@ use std::thread;
 use vfio::PciAddress;
 
 use super::worker::{Outcome, Worker};
-use super::{Engine, Message, devices, machines, now};
+use super::{Engine, Message, devices, external, machines, now};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::{JobId, MachineId};
 use crate::request::{Request, Submission};
@@ -125,6 +125,8 @@ impl Engine {
             Request::Apply { goals, plan_digest } => devices::begin(self, id, &goals, plan_digest.as_deref()),
             Request::ClearQuarantine(device) => devices::clear(self, device).map(|()| Box::new(|_: &Worker| Outcome::done()) as Work),
             Request::Rescan => Ok(Box::new(|_: &Worker| Outcome::done()) as Work),
+            Request::Claim { spec, client } => external::begin_claim(self, id, &spec, client),
+            Request::ReleaseClaim { claim, epoch } => external::begin_release(self, claim, epoch),
             request @ (Request::CreateMachine { .. }
             | Request::StartMachine(_)
             | Request::StopMachine(_)
@@ -199,6 +201,7 @@ impl Engine {
         }
         self.observe();
         machines::ended(self, id, &outcome);
+        external::ended(self, id, &outcome);
         self.restore_after_boot();
         self.publisher.ended(id);
         self.publish();

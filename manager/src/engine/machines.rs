@@ -11,7 +11,7 @@ use vfio::{Function, PciAddress};
 
 use super::jobs::{Concern, Work};
 use super::worker::Outcome;
-use super::{Engine, Message};
+use super::{Engine, Message, external};
 use crate::failure::Failure;
 use crate::id::{ClaimId, JobId, MachineId};
 use crate::ledger::{ClaimRecord, Standing};
@@ -26,7 +26,9 @@ mod place;
 mod view;
 mod work;
 
+pub(super) use admit::choose;
 pub(super) use view::views;
+pub(super) use work::made;
 
 /// What machines need.
 #[derive(Clone, Debug, Default)]
@@ -156,6 +158,7 @@ pub(super) fn hint(engine: &mut Engine, hint: Hint) {
             engine.machines.facts = Some(facts);
             list_foreign(engine);
             look_at_all(engine);
+            external::look_at_all(engine);
         }
         Hint::Libvirt(Notice::Lost { reason }) => {
             engine.machines.facts = None;
@@ -164,7 +167,12 @@ pub(super) fn hint(engine: &mut Engine, hint: Hint) {
         }
         Hint::Libvirt(Notice::Changed(uuid)) => {
             let machine = MachineId(uuid);
-            if engine.ledger.machines.contains_key(&machine) { look_at(engine, machine, Duration::ZERO) } else { list_foreign(engine) }
+            if engine.ledger.machines.contains_key(&machine) {
+                look_at(engine, machine, Duration::ZERO);
+            } else {
+                list_foreign(engine);
+                external::domain_changed(engine, uuid);
+            }
         }
         Hint::Ended(machine) => look_at(engine, machine, Duration::ZERO),
         Hint::Due(machine) => {
@@ -380,9 +388,19 @@ fn note_foreign(engine: &mut Engine, found: Option<BTreeMap<PciAddress, String>>
     }
 }
 
+/// The hypervisor, where there is one.
+pub(super) fn libvirt(engine: &Engine) -> Option<Libvirt> {
+    engine.machines.libvirt.clone()
+}
+
 /// Devices that domains of others have, by the domain's name.
 pub(super) fn foreign_domains(engine: &Engine) -> BTreeMap<PciAddress, String> {
     engine.machines.foreign.clone()
+}
+
+/// Whether a domain of another manager has a device.
+pub(super) fn is_in_a_domain(engine: &Engine, device: PciAddress) -> bool {
+    engine.machines.foreign.contains_key(&device)
 }
 
 /// Whether a machine's domain runs.

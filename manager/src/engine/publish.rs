@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use vfio::{Function, PciAddress};
 
-use super::{Engine, Publish, machines};
+use super::{Engine, Publish, external, machines};
 use crate::config::Use;
 use crate::history;
-use crate::id::JobId;
-use crate::ledger::Standing;
+use crate::id::{ClaimId, JobId};
+use crate::ledger::{ClaimRecord, Standing};
 use crate::plan;
-use crate::view::{ClaimView, DeviceState, DeviceView, Event, EventKind, Subject, Update, View};
+use crate::view::{ClaimState, ClaimView, DeviceState, DeviceView, Event, EventKind, Subject, Update, View};
 
 /// Hands views to whoever publishes them, and remembers the last.
 pub(crate) struct Publisher {
@@ -156,22 +156,52 @@ impl Engine {
         }
         match self.ledger.claim_on(device) {
             None => (DeviceState::Free, String::new()),
-            Some((_, claim)) if claim.standing == Standing::Releasing => (DeviceState::Sanitising, String::new()),
+            Some((id, claim)) if claim.standing == Standing::Releasing => match external::in_the_way(self, id) {
+                Some(why) => (DeviceState::Releasing, format!("claim {id} ends when nobody holds it: {why}")),
+                None => (DeviceState::Sanitising, String::new()),
+            },
             Some((_, claim)) if claim.machine.is_some_and(|machine| machines::runs(self, machine)) => (DeviceState::Running, String::new()),
+            Some((_, claim)) if claim.machine.is_none() && machines::is_in_a_domain(self, device) => (DeviceState::Running, String::new()),
             Some(_) => (DeviceState::Claimed, String::new()),
         }
     }
 
-    fn claim_views(&self) -> BTreeMap<crate::id::ClaimId, ClaimView> {
-        let view = |claim: &crate::ledger::ClaimRecord| ClaimView {
-            tenant: claim.tenant,
-            machine: claim.machine,
-            devices: claim.devices.clone(),
-            isolation_level: claim.isolation.word(),
-            since: claim.since,
-            epoch: claim.epoch,
+    fn claim_views(&self) -> BTreeMap<ClaimId, ClaimView> {
+        let view = |id: ClaimId, claim: &ClaimRecord| {
+            let (state, reason) = self.claim_state(id, claim);
+            ClaimView {
+                tenant: claim.tenant,
+                machine: claim.machine,
+                domain: claim.domain,
+                state,
+                reason,
+                release_on: claim.terms.as_ref().map_or("machine", |terms| terms.release.word()),
+                client: claim.terms.as_ref().map(|terms| terms.client.clone()).unwrap_or_default(),
+                expires: claim.terms.as_ref().map_or(0, |terms| terms.expires),
+                devices: claim.devices.clone(),
+                isolation_level: claim.isolation.word(),
+                since: claim.since,
+                epoch: claim.epoch,
+            }
         };
-        self.ledger.claims.iter().map(|(id, claim)| (*id, view(claim))).collect()
+        self.ledger.claims.iter().map(|(id, claim)| (*id, view(*id, claim))).collect()
+    }
+
+    fn claim_state(&self, id: ClaimId, claim: &ClaimRecord) -> (ClaimState, String) {
+        let is_here = |device: &PciAddress| {
+            let record = self.inventory.devices.get(device).and_then(|function| self.ledger.record_of(function));
+            record.is_some()
+        };
+        let reason = external::in_the_way(self, id).unwrap_or_default().to_owned();
+        match claim.standing {
+            Standing::Pending => (ClaimState::Pending, String::new()),
+            Standing::Active | Standing::Releasing if !claim.devices.iter().all(is_here) => {
+                let left: Vec<_> = claim.devices.iter().filter(|device| !is_here(device)).map(ToString::to_string).collect();
+                (ClaimState::Gone, format!("{} left the host", left.join(", ")))
+            }
+            Standing::Active if reason.is_empty() => (ClaimState::Active, reason),
+            Standing::Active | Standing::Releasing => (ClaimState::Releasing, reason),
+        }
     }
 }
 

@@ -101,15 +101,20 @@ impl Subject {
         if let Some(process) = alive {
             return Some(format!("its QEMU, process {}, has not ended", process.pid));
         }
-        let holders = Holders::of(&self.host, &self.devices);
-        if let Some(holder) = holders.found.first() {
-            return Some(format!("{}[{}] holds /{}", holder.command, holder.pid, holder.node));
-        }
-        (!holders.unreadable.is_empty()).then(|| {
-            let count = holders.unreadable.len();
-            format!("what {count} processes hold may not be read, so nobody can tell that its devices are free")
-        })
+        held_by(&self.host, &self.devices)
     }
+}
+
+/// Who holds one of `devices`, for a person. Where that cannot be told of every process, nobody can tell that they are free.
+pub fn held_by(host: &Host, devices: &[Function]) -> Option<String> {
+    let holders = Holders::of(host, devices);
+    if let Some(holder) = holders.found.first() {
+        return Some(format!("{}[{}] holds /{}", holder.command, holder.pid, holder.node));
+    }
+    (!holders.unreadable.is_empty()).then(|| {
+        let count = holders.unreadable.len();
+        format!("what {count} processes hold may not be read, so nobody can tell that its devices are free")
+    })
 }
 
 /// Between two looks at a machine that ends.

@@ -335,6 +335,8 @@ fn claim(case: &mut Case) {
         since: 0,
         epoch: 1,
         on_demand: false,
+        boot: String::new(),
+        terms: None,
     };
     case.ledger.claims.insert(ClaimId::random(), record);
 }

@@ -12,7 +12,7 @@ use crate::ledger::Isolation;
 use crate::libvirt::HostFacts;
 
 /// The largest specification, in bytes.
-const LARGEST: usize = 256 << 10;
+pub(super) const LARGEST: usize = 256 << 10;
 const MOST_DISKS: usize = 16;
 const MOST_NETWORKS: usize = 8;
 const MOST_WISHES: usize = 16;
@@ -51,7 +51,7 @@ impl MachineSpec {
             cpu_mode: cpu_mode(&mut table)?,
             disks: disks(&mut table, direct_boot.is_some())?,
             networks: networks(&mut table)?,
-            devices: wishes(&mut table)?,
+            devices: wishes(&mut table, "device")?,
             direct_boot,
         };
         table
@@ -123,11 +123,15 @@ fn name(table: &mut Table) -> Result<String, Failure> {
 }
 
 fn uuid(table: &mut Table) -> Result<Uuid, Failure> {
-    let Some(text) = table.text("uuid")? else { return Ok(Uuid::new_v4()) };
+    Ok(uuid_of(table, "uuid")?.unwrap_or_else(Uuid::new_v4))
+}
+
+pub(super) fn uuid_of(table: &mut Table, key: &'static str) -> Result<Option<Uuid>, Failure> {
+    let Some(text) = table.text(key)? else { return Ok(None) };
     match Uuid::parse_str(&text) {
-        Ok(uuid) if !uuid.is_nil() => Ok(uuid),
-        Ok(_) => Err(table.invalid("uuid", "is all zeros, which names nothing")),
-        Err(error) => Err(table.invalid("uuid", format!("is no UUID: {error}"))),
+        Ok(uuid) if !uuid.is_nil() => Ok(Some(uuid)),
+        Ok(_) => Err(table.invalid(key, "is all zeros, which names nothing")),
+        Err(error) => Err(table.invalid(key, format!("is no UUID: {error}"))),
     }
 }
 
@@ -224,8 +228,8 @@ fn network(mut table: Table) -> Result<Network, Failure> {
     Ok(Network { source, mac })
 }
 
-fn wishes(table: &mut Table) -> Result<Vec<Wish>, Failure> {
-    table.tables("device", MOST_WISHES)?.into_iter().map(wish).collect()
+pub(super) fn wishes(table: &mut Table, key: &'static str) -> Result<Vec<Wish>, Failure> {
+    table.tables(key, MOST_WISHES)?.into_iter().map(wish).collect()
 }
 
 fn wish(mut table: Table) -> Result<Wish, Failure> {

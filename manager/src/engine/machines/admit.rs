@@ -40,7 +40,7 @@ pub(super) fn admit(engine: &mut Engine, request: &Request) -> Result<Concern, F
             admit_removal(engine, *machine)?;
             Ok(concern("machine-remove", *machine))
         }
-        Request::Apply { .. } | Request::Rescan | Request::ClearQuarantine(_) => {
+        Request::Apply { .. } | Request::Rescan | Request::ClearQuarantine(_) | Request::Claim { .. } | Request::ReleaseClaim { .. } => {
             Err(Failure::new(ErrorKind::Internal, "this is not about a machine"))
         }
     }
@@ -66,7 +66,7 @@ pub(super) fn admit_creation(engine: &mut Engine, spec: &MachineSpec) -> Result<
     }
     match spec.hold {
         Hold::Running => Ok(()),
-        Hold::Defined => choose(engine, spec).map(drop),
+        Hold::Defined => choose(engine, &spec.devices, "device").map(drop),
     }
 }
 
@@ -79,7 +79,7 @@ pub(super) fn admit_start(engine: &mut Engine, machine: MachineId) -> Result<(),
     let spec = found.spec.clone();
     spec.check_fits(&connected(engine)?)?;
     if claims_of(engine, machine).next().is_none() {
-        choose(engine, &spec)?;
+        choose(engine, &spec.devices, "device")?;
     }
     Ok(())
 }
@@ -110,22 +110,22 @@ fn connected(engine: &Engine) -> Result<crate::libvirt::HostFacts, Failure> {
     }
 }
 
-/// Free bundles for a machine's wishes.
+/// Free bundles for wishes, which the caller wrote below `key`.
 ///
 /// # Errors
 /// `NoFit`, with who has what; for a device that was named its own refusal.
-pub(super) fn choose(engine: &mut Engine, spec: &MachineSpec) -> Result<Vec<Free>, Failure> {
+pub(in crate::engine) fn choose(engine: &mut Engine, wishes: &[Wish], key: &str) -> Result<Vec<Free>, Failure> {
     engine.observe();
     let free = engine.free_bundles();
-    place(&spec.devices, &free, &engine.inventory).map_err(|unmet| no_fit(engine, spec, unmet))
+    place(wishes, &free, &engine.inventory).map_err(|unmet| no_fit(engine, wishes, (key, unmet)))
 }
 
-fn no_fit(engine: &Engine, spec: &MachineSpec, unmet: Unmet) -> Failure {
-    let wish = &spec.devices[unmet.wish];
+fn no_fit(engine: &Engine, wishes: &[Wish], (key, unmet): (&str, Unmet)) -> Failure {
+    let wish = &wishes[unmet.wish];
     if let Some(name) = &wish.identity {
         return not_this(engine, wish, name);
     }
-    let message = format!("device[{}] wishes for {}; {} free", unmet.wish, in_words(wish), are(unmet.free));
+    let message = format!("{key}[{}] wishes for {}; {} free", unmet.wish, in_words(wish), are(unmet.free));
     let mut failure = Failure::new(ErrorKind::NoFit, message);
     let fitting = engine.inventory.devices.values().filter(|function| is_wished(wish, function));
     let reasons: Vec<Failure> = fitting.take(MOST_REASONS).filter_map(|function| why_not(engine, function)).collect();

@@ -86,6 +86,8 @@ fn claim_of(machine: MachineId) -> ClaimRecord {
         since: 0,
         epoch: EPOCH,
         on_demand: false,
+        boot: String::new(),
+        terms: None,
     }
 }
 

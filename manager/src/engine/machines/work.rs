@@ -30,7 +30,7 @@ pub(super) fn begin(engine: &mut Engine, job: JobId, request: Request) -> Result
         Request::StopMachine(machine) => begin_stop(engine, machine),
         Request::KillMachine(machine) => begin_kill(engine, job, machine),
         Request::RemoveMachine(machine) => begin_removal(engine, machine),
-        Request::Apply { .. } | Request::Rescan | Request::ClearQuarantine(_) => {
+        Request::Apply { .. } | Request::Rescan | Request::ClearQuarantine(_) | Request::Claim { .. } | Request::ReleaseClaim { .. } => {
             Err(Failure::new(ErrorKind::Internal, "this is not about a machine"))
         }
     }
@@ -62,12 +62,12 @@ fn begin_creation(engine: &mut Engine, job: JobId, spec: MachineSpec) -> Result<
 }
 
 fn claim(engine: &mut Engine, job: JobId, spec: &MachineSpec) -> Result<Claimed, Failure> {
-    let bundles = admit::choose(engine, spec)?;
-    let claimant = Claimant { tenant: TenantId::BUILT_IN, machine: MachineId(spec.uuid), domain: spec.uuid };
-    engine.claim(job, claimant, &bundles)
+    let bundles = admit::choose(engine, &spec.devices, "device")?;
+    let claimant = Claimant { tenant: TenantId::BUILT_IN, machine: Some(MachineId(spec.uuid)), domain: spec.uuid, terms: None };
+    engine.claim(job, &claimant, &bundles)
 }
 
-fn made(claims: &Claims) -> Outcome {
+pub(in crate::engine) fn made(claims: &Claims) -> Outcome {
     let events = claims.keys().map(|id| (EventKind::ClaimMade, EventSubject::Claim(*id), BTreeMap::new()));
     Outcome { claims: claims.keys().copied().collect(), events: events.collect(), ..Outcome::done() }
 }

@@ -87,7 +87,7 @@ impl Run<'_> {
             }
         }
         for change in plan.changes().filter(|change| is_power(change)) {
-            result = result.and_then(|()| Ok(change.make(self.host, self.deadlines)?));
+            result = result.and_then(|()| self.make(change, &log));
         }
         let Log { begun, stuck, .. } = log.into_inner().unwrap_or_else(PoisonError::into_inner);
         Applied { result, begun, stuck }
@@ -115,6 +115,10 @@ impl Run<'_> {
             log.journal.begin(change)?;
             log.begun.push(change.clone());
         }
+        self.make(change, log)
+    }
+
+    fn make(&self, change: &Change, log: &Mutex<Log<'_>>) -> Result<(), ApplyError> {
         let made = change.make(self.host, self.deadlines);
         if made.as_ref().is_err_and(ChangeError::is_stuck) {
             log.lock().unwrap_or_else(PoisonError::into_inner).stuck.push(change.device());

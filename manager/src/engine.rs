@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use vfio::{Deadlines, Host, Inventory, PciAddress, Uevents};
+use vfio::{Deadlines, Host, Inventory, LateStore, PciAddress, Uevents};
 
 use crate::config::Config;
 use crate::failure::{ErrorKind, Failure};
@@ -33,6 +33,7 @@ pub mod machines;
 mod publish;
 mod recover;
 pub mod sanitise;
+mod stuck;
 mod worker;
 
 use jobs::Jobs;
@@ -101,6 +102,8 @@ pub enum Message {
     Claims(external::Hint),
     /// Something happened to the host's devices.
     Observe,
+    /// A store that was stuck has returned.
+    Late(LateStore),
     /// Reads the configuration again (SIGHUP).
     Reload,
     /// The engine is to end.
@@ -227,6 +230,7 @@ impl Engine {
         if self.options.host.root() == Path::new("/") {
             listen(self.inbox.clone());
         }
+        self.hear_of_late_stores();
         self.observe();
         self.publish();
         self.begin_recovery();
@@ -284,6 +288,7 @@ impl Engine {
             Message::Ended(job, outcome) => self.end(job, outcome),
             Message::Machines(hint) => machines::hint(self, hint),
             Message::Claims(hint) => external::hint(self, hint),
+            Message::Late(late) => self.returned(&late),
             Message::Observe => {
                 let before = self.inventory.generation;
                 self.observe();
@@ -341,6 +346,7 @@ impl Engine {
     /// Looks at the host anew.
     pub(crate) fn observe(&mut self) {
         let mut seen = Inventory::observe(&self.options.host, self.inventory.generation);
+        seen.remember(&self.inventory);
         if seen != *self.inventory {
             seen.generation += 1;
             self.inventory = Arc::new(seen);

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use crate::{Function, Host, PciAddress};
@@ -138,10 +139,15 @@ impl<'a> Look<'a> {
                 held.extend(targets.flat_map(|target| self.held_by(&target, Hold::Open)));
             }
             // The process has ended.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {}
             Err(_) => self.holders.unreadable.push(pid),
         }
-        let maps = self.host.read(format!("proc/{pid}/maps")).ok().flatten().unwrap_or_default();
+        // A process in the middle of a fault on a stuck device keeps its map from being read.
+        let maps = self.host.read_locked(format!("proc/{pid}/maps"));
+        if maps.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            self.holders.unreadable.push(pid);
+        }
+        let maps = maps.ok().flatten().unwrap_or_default();
         let mapped = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
         held.extend(mapped.flat_map(|path| self.held_by(path, Hold::Mapped)));
         if !held.is_empty() {

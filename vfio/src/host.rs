@@ -111,7 +111,8 @@ impl Host {
         present(read, "read", path).map(|read| read.map(|_| bytes))
     }
 
-    /// As [`Host::read`], of an attribute that the kernel reads under the device's lock (`driver_override`, `sriov_numvfs`).
+    /// As [`Host::read`], of a file that the kernel reads under a lock which a stuck driver may hold: the device's (`driver_override`,
+    /// `sriov_numvfs`), or that of a process' memory (`/proc/<pid>/maps`).
     ///
     /// # Errors
     /// As [`Host::read`]; of the kind `WouldBlock` where the lock is not free for a quarter of a second.
@@ -154,8 +155,12 @@ impl Host {
     /// Stores `value` in `attribute` through this host's kernel.
     ///
     /// # Errors
-    /// As [`Kernel::store`].
+    /// As [`Kernel::store`]; `Stuck` at once for a device with a store that has not returned: it never gets another.
     pub fn store(&self, attribute: impl AsRef<Path>, value: &str, deadline: Instant) -> Result<(), StoreError> {
+        let store = StuckStore { attribute: attribute.as_ref().into(), value: value.into(), pid: 0 };
+        if store.device().is_some() && self.stuck_stores().iter().any(|stuck| stuck.device() == store.device()) {
+            return Err(StoreError::Stuck { attribute: store.attribute, value: store.value });
+        }
         self.kernel.store(attribute.as_ref(), value, deadline)
     }
 

@@ -21,8 +21,8 @@ pub trait Kernel: Send + Sync {
     /// The errno the kernel answered the write with, or `Stuck`.
     fn store(&self, attribute: &Path, value: &str, deadline: Instant) -> Result<(), StoreError>;
 
-    /// Reads the file at `path` on this machine, whose reader takes the device's lock: `driver_override_show`
-    /// (drivers/pci/pci-sysfs.c, before Linux 7.1), `sriov_numvfs_show` (drivers/pci/iov.c).
+    /// Reads the file at `path` on this machine, whose reader takes a lock that a stuck driver may hold: `driver_override_show`
+    /// (drivers/pci/pci-sysfs.c), `sriov_numvfs_show` (drivers/pci/iov.c), `/proc/<pid>/maps` (fs/proc/task_mmu.c).
     ///
     /// # Errors
     /// The file system's; `WouldBlock` where the lock is not free until `deadline`.

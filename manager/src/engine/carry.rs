@@ -98,6 +98,7 @@ fn roll_back(worker: &Worker, done: (&Plan, &Applied, Journal), undone: super::E
     worker.rolling_back(failure.message.clone());
     let is_stuck = |bundle: &&Move| bundle.devices.iter().any(|device| applied.stuck.contains(device));
     let stuck: Vec<_> = plan.moves.iter().filter(is_stuck).flat_map(|bundle| bundle.devices.clone()).collect();
+    let failure = quarantine_at_once(worker, &stuck, failure);
     let loose: Vec<_> = applied.begun.iter().filter(|change| !stuck.contains(&change.device())).cloned().collect();
     let undo = run_of(worker, &|| false, &|_, _| {}).roll_back(&loose, plan);
     match undo {
@@ -107,6 +108,18 @@ fn roll_back(worker: &Worker, done: (&Plan, &Applied, Journal), undone: super::E
             Err(unrecorded) => Outcome::failed(failure.because(unrecorded.message)),
         },
         undo => quarantine(worker, (plan, journal), undo.err(), (failure, stuck)),
+    }
+}
+
+// Undoing the other bundles may take a while.
+fn quarantine_at_once(worker: &Worker, stuck: &[PciAddress], failure: Failure) -> Failure {
+    if stuck.is_empty() {
+        return failure;
+    }
+    let (devices, reason) = (stuck.to_vec(), failure.message.clone());
+    match worker.commit(move |ledger| ledger.quarantine(&devices, &reason, (now(), true))) {
+        Ok(()) => failure,
+        Err(unrecorded) => failure.because(unrecorded.message),
     }
 }
 

@@ -7,6 +7,7 @@ use vfio::{Holders, Host, Inventory, PciAddress};
 use super::Engine;
 use super::carry::{Task, carry_out};
 use super::jobs::{Concern, Work};
+use super::stuck::{self, stuck_in};
 use super::worker::{Outcome, Worker};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
@@ -46,7 +47,11 @@ pub(super) fn admit_clearing(engine: &Engine, device: PciAddress) -> Result<Conc
     if !engine.ledger.quarantines.contains_key(&device) {
         return Err(Failure::new(ErrorKind::Conflict, format!("{device} is not in quarantine")));
     }
-    Ok(Concern { kind: "clear-quarantine", devices: engine.bundle_of(device), ..Concern::default() })
+    let devices = engine.bundle_of(device);
+    match stuck_in(&engine.options.host, &devices) {
+        Some(store) => Err(stuck::failure(&store)),
+        None => Ok(Concern { kind: "clear-quarantine", devices, ..Concern::default() }),
+    }
 }
 
 /// Lets a bundle out of its quarantine. A device that has everything it had before is the host's again; any other stays ours, to

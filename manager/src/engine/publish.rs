@@ -125,6 +125,8 @@ impl Engine {
     fn device_view(&self, function: &Function) -> DeviceView {
         let use_ = self.config.use_in(&self.inventory, function);
         let (state, reason) = self.device_state(function, &use_);
+        let locked = "a driver has had its lock for longer than a moment: what depends on it was read before";
+        let reason = if function.locked && reason.is_empty() { locked.to_owned() } else { reason };
         DeviceView {
             bundle: self.bundle_of(function.address),
             use_,

@@ -7,6 +7,7 @@ use vfio::{ChangeError, PciAddress};
 use super::carry::one_line;
 use super::claims::release_bundle;
 use super::jobs::Job;
+use super::stuck::{self, stuck_in};
 use super::worker::{Outcome, Worker};
 use super::{Engine, now};
 use crate::apply::{ApplyError, Run, boot_id};
@@ -108,6 +109,10 @@ impl<'a> Recovery<'a> {
         let mut devices = journal.header.moves.iter().flat_map(|bundle| &bundle.devices);
         if devices.any(|device| self.ledger.quarantines.contains_key(device)) {
             return journal::keep_as_failed(&journal.path).map_err(|error| Failure::of(ErrorKind::Internal, &error));
+        }
+        let devices: Vec<_> = journal.header.moves.iter().flat_map(|bundle| bundle.devices.iter().copied()).collect();
+        if let Some(store) = stuck_in(self.worker.host(), &devices) {
+            return self.give_up(journal, &stuck::failure(&store));
         }
         // A reboot has forgotten every knob that was turned: nothing is left to undo.
         if journal.header.boot == self.boot {

@@ -44,6 +44,9 @@ fn ownership(situation: &Situation<'_>, bundle: &Bundle) -> Vec<Refusal> {
         if let Some(quarantine) = situation.ledger.quarantines.get(&device) {
             refusals.push(Refusal::Quarantined { device, reason: quarantine.reason.clone() });
         }
+        if let Some(function) = situation.inventory.devices.get(&device).filter(|function| function.locked) {
+            refusals.push(Refusal::Locked { device, driver: function.driver.clone() });
+        }
         if let Some((job, kind)) = situation.surroundings.busy.get(&device) {
             refusals.push(Refusal::Busy { device, job: *job, kind });
         }

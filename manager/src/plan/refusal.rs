@@ -42,6 +42,8 @@ pub enum Refusal {
     UsedByDomain { device: PciAddress, domain: String },
     /// It did not come back clean.
     Quarantined { device: PciAddress, reason: String },
+    /// A driver has its lock, and does not give it up.
+    Locked { device: PciAddress, driver: Option<String> },
     /// Another job has it.
     Busy { device: PciAddress, job: JobId, kind: &'static str },
 }
@@ -108,6 +110,12 @@ impl From<Refusal> for Failure {
             Refusal::Quarantined { device, reason } => Self::new(ErrorKind::Quarantined, format!("{device} is in quarantine"))
                 .because(reason)
                 .remedy("look at it, and clear the quarantine when it is sound"),
+            Refusal::Locked { device, driver } => {
+                let driver = driver.unwrap_or_else(|| "a driver".into());
+                Self::new(ErrorKind::Busy, format!("{device} does not answer: {driver} has had its lock for longer than a moment"))
+                    .because(format!("reading /sys/bus/pci/devices/{device}/driver_override waits for the lock"))
+                    .remedy("a driver binds or leaves; ask again, and look into the kernel's log where that does not end")
+            }
             Refusal::Busy { device, job, kind } => Self::new(ErrorKind::Busy, format!("{device} is busy: job {job} ({kind}) is not over"))
                 .remedy(format!("wait for job {job}, or cancel it")),
         }

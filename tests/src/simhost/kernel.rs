@@ -57,6 +57,8 @@ struct State {
     faults: Vec<(When, Fault)>,
     armed_at: usize,
     locked: HashSet<String>,
+    /// Reads that wait for a lock.
+    waiting: HashSet<PathBuf>,
     hung: usize,
     started: usize,
     is_dead: bool,
@@ -120,6 +122,11 @@ impl SimKernel {
     /// Lets the `nth` store from now block, until [`SimKernel::let_go`] or its deadline.
     pub fn hang_at(&self, nth: usize) {
         self.arm(When::Nth(nth), Fault::Hang);
+    }
+
+    /// Lets every store into an attribute whose path ends so block, until [`SimKernel::let_go`] or its deadline.
+    pub fn hang_on(&self, ending: &str) {
+        self.arm(When::Ending(ending.into()), Fault::Hang);
     }
 
     /// Lets the process die at the `nth` store from now: see [`super::survives`].
@@ -225,13 +232,17 @@ impl Kernel for SimKernel {
         let device = path.parent().and_then(|dir| self.shared.tree.resolve(dir.strip_prefix(self.shared.tree.root()).ok()?));
         let device = device.unwrap_or_default().to_string_lossy().into_owned();
         let mut state = self.shared.state();
+        // One that waits already is not waited for again.
+        let deadline = if state.waiting.contains(path) { Instant::now() } else { deadline };
         while state.locked.contains(&device) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
+                state.waiting.insert(path.to_owned());
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+        state.waiting.remove(path);
         drop(state);
         fs::read(path)
     }

@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use super::{READ_ARGUMENT, is_readable, spawn};
 
-/// The longest attribute of sysfs.
-const PAGE: u64 = 4096;
+/// The longest file that is read: the memory map of a large process.
+const LONGEST: u64 = 16 << 20;
 
 /// Most children that wait for stuck drivers at once: beyond that a file is not asked for.
 const MOST_WAITING: usize = 32;
@@ -40,7 +40,7 @@ pub fn run_read_child() -> ExitCode {
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
-    File::open(path)?.take(PAGE).read_to_end(&mut content)?;
+    File::open(path)?.take(LONGEST).read_to_end(&mut content)?;
     Ok(content)
 }
 

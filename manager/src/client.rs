@@ -117,7 +117,7 @@ pub trait Job {
     #[zbus(allow_interactive_auth)]
     fn cancel(&self) -> zbus::Result<()>;
 
-    /// Answers when it is over: `state s`, what it made, and the keys of its failure where it failed.
+    /// Answers when it is over: `state s`, `result a{sv}` with what it made, and the keys of its failure where it failed.
     fn wait(&self, options: Options<'_>) -> zbus::Result<Dict>;
 }
 

@@ -63,6 +63,11 @@ impl Job {
     }
 }
 
+/// The `result` of a job that made a claim.
+fn claims() -> Variant<'static> {
+    HashMap::from([("claims".to_owned(), Variant::from(vec!["c1"]))]).into()
+}
+
 struct Service {
     _connection: Connection,
     _runtime: Runtime,
@@ -130,7 +135,7 @@ fn a_bus_without_the_service_is_said_with_the_remedy() {
 fn a_job_ends_the_command_as_it_ended() {
     let failure = [("error", Variant::from("Stuck")), ("message", Variant::from("the driver hangs"))];
     let cases = [
-        (vec![("state", Variant::from("done")), ("claims", Variant::from(vec!["c1"]))], 0, ""),
+        (vec![("state", Variant::from("done")), ("result", claims())], 0, ""),
         (vec![("state", Variant::from("canceled"))], 1, "failed: job 7 was canceled\n"),
         ([("state", Variant::from("failed"))].into_iter().chain(failure).collect(), 1, "failed: the driver hangs\n"),
         (Vec::new(), 1, "failed: job 7 ended as \"\" without a reason\n"),
@@ -153,7 +158,7 @@ fn a_job_that_is_not_there_is_said() {
 
 #[test]
 fn what_came_of_a_job_is_said_in_text_and_in_json() {
-    let service = serve(Ok(()), vec![("state", Variant::from("done")), ("claims", Variant::from(vec!["c1"]))]);
+    let service = serve(Ok(()), vec![("state", Variant::from("done")), ("result", claims())]);
     let said = |arguments: &[&str]| String::from_utf8(gpuward(service.bus.address(), arguments).stdout).expect("UTF-8");
     assert_eq!(said(&ASSIGN), "0000:41:00.0 is in the pool (job 7)\n");
     assert_eq!(said(&["assign", "41:00.0", "--no-wait"]), "job 7\n");

@@ -74,7 +74,7 @@ fn make(context: &mut Context, claiming: Claiming) -> Result<(), Stop> {
         ManagerProxy::new(&bus).await?.claim(asked, options).await
     };
     let followed = follow(context, &request, call)?;
-    let made = followed.made.as_ref().and_then(|made| made.get("result")?.get("claims")?.as_array());
+    let made = followed.made.as_ref().and_then(|made| made.get("claims")?.as_array());
     let claims: Vec<_> = made.into_iter().flatten().filter_map(|path| path.as_str()?.rsplit('/').next()).collect();
     let text = format!("claimed: {}", claims.join(" "));
     followed.say(context, &text)

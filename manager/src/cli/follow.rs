@@ -89,7 +89,7 @@ fn outcome(job: u64, ended: Record) -> Result<Followed, Stop> {
         return Err(Stop::Failed(Box::new(failure)));
     }
     match ended.text("state") {
-        "done" => Ok(Followed { job, made: Some(made(&ended)) }),
+        "done" => Ok(Followed { job, made: Some(made(&ended.record("result"))) }),
         "canceled" => Err(Stop::Failed(Box::new(Failure::new(ErrorKind::Canceled, format!("job {job} was canceled"))))),
         other => Err(Stop::Failed(Box::new(Failure::new(ErrorKind::Internal, format!("job {job} ended as {other:?} without a reason"))))),
     }

@@ -94,6 +94,16 @@ pub struct DeviceRecord {
     pub boot: String,
     /// What it had before, and gets back.
     pub original: Original,
+    /// It was taken for another manager: never placed, claimed or reset, and its domains may start with it.
+    #[serde(default)]
+    pub lent: bool,
+}
+
+impl DeviceRecord {
+    /// Whether another manager has it now.
+    pub fn is_lent(&self) -> bool {
+        self.lent && self.standing == Standing::Active
+    }
 }
 
 /// What a device had before gpuward took it.
@@ -255,9 +265,10 @@ impl Ledger {
     }
 
     /// Who may use each device of ours, for the libvirt hook: the claim's domain until the claim is being released, or nobody (the
-    /// nil UUID).
+    /// nil UUID). What is lent is for its owner to guard.
     pub fn owners(&self) -> BTreeMap<PciAddress, Uuid> {
-        let mut owners: BTreeMap<_, _> = self.devices.keys().map(|device| (*device, Uuid::nil())).collect();
+        let mut owners: BTreeMap<_, _> =
+            self.devices.iter().filter(|(_, record)| !record.is_lent()).map(|(device, _)| (*device, Uuid::nil())).collect();
         owners.extend(self.quarantines.keys().map(|device| (*device, Uuid::nil())));
         for claim in self.claims.values().filter(|claim| claim.standing != Standing::Releasing) {
             owners.extend(claim.devices.iter().map(|device| (*device, claim.domain)));

@@ -79,7 +79,7 @@ impl Engine {
 
     fn is_free_in_pool(&self, device: PciAddress) -> bool {
         let Some(function) = self.inventory.devices.get(&device) else { return false };
-        let is_active = self.ledger.record_of(function).is_some_and(|record| record.standing == Standing::Active);
+        let is_active = self.ledger.record_of(function).is_some_and(|record| record.standing == Standing::Active && !record.lent);
         let is_open = self.ledger.claim_on(device).is_none() && !self.ledger.quarantines.contains_key(&device);
         let is_allowed = matches!(self.config.use_in(&self.inventory, function), Use::Pool | Use::OnDemand);
         is_allowed && is_active && is_open && plan::is_in_pool(function)

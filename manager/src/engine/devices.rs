@@ -9,10 +9,11 @@ use super::carry::{Task, carry_out};
 use super::jobs::{Concern, Work};
 use super::stuck::{self, stuck_in};
 use super::worker::{Outcome, Worker};
+use crate::config::Use;
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
 use crate::ledger::Standing;
-use crate::plan::{self, Plan, Refusal, Side, Situation, Surroundings};
+use crate::plan::{self, Move, Plan, Refusal, Side, Situation, Surroundings};
 use crate::request::{Goal, PlanReport};
 
 /// Whether goals may become a job, and what that is about.
@@ -35,7 +36,11 @@ pub(super) fn begin(engine: &mut Engine, job: JobId, goals: &[Goal], digest: Opt
     let plan = engine.plan(goals, Some(job)).map_err(first_of)?;
     same_digest(&plan, digest)?;
     let inventory = engine.inventory.clone();
-    engine.commit(|ledger| ledger.begin_moves(&plan.moves, &inventory))?;
+    let taken: Vec<_> = plan.moves.iter().filter(|bundle| bundle.to == Side::Pool).map(|bundle| engine.taken_for(bundle)).collect();
+    engine.commit(|ledger| {
+        ledger.begin_moves(&plan.moves, &inventory);
+        taken.iter().for_each(|(devices, lent)| ledger.lend(devices, *lent));
+    })?;
     Ok(Box::new(move |worker: &Worker| match carry_out(worker, Task::of(plan)) {
         Ok(()) => Outcome::done(),
         Err(outcome) => *outcome,
@@ -94,6 +99,13 @@ impl Engine {
     /// The bundle of a device; the device alone where it has left.
     pub(super) fn bundle_of(&self, device: PciAddress) -> Vec<PciAddress> {
         self.inventory.bundle(device).map_or_else(|| vec![device], |bundle| bundle.devices)
+    }
+
+    /// The devices of a bundle that is being taken, and whether that is for another manager.
+    fn taken_for(&self, bundle: &Move) -> (Vec<PciAddress>, bool) {
+        let functions = bundle.devices.iter().filter_map(|device| self.inventory.devices.get(device));
+        let lent = functions.map(|function| self.config.use_in(&self.inventory, function)).any(|use_| matches!(use_, Use::Lend { .. }));
+        (bundle.devices.clone(), lent)
     }
 
     /// Plans goals on what was observed last; `job` is not in its own way.

@@ -144,8 +144,7 @@ impl Engine {
             return (state, quarantine.reason.clone());
         }
         let Some(record) = self.ledger.record_of(function) else {
-            let lent = matches!(use_, Use::Lend { .. });
-            return (if lent { DeviceState::Lent } else { DeviceState::Host }, String::new());
+            return (DeviceState::Host, String::new());
         };
         match record.standing {
             Standing::Pending => return (DeviceState::Assigning, String::new()),
@@ -157,6 +156,7 @@ impl Engine {
             return (DeviceState::Drifted, format!("bound to {driver}, not to {}: somebody else moved it", function.vfio_driver));
         }
         match self.ledger.claim_on(device) {
+            None if record.lent => (DeviceState::Lent, lent_to(use_)),
             None => (DeviceState::Free, String::new()),
             Some((id, claim)) if claim.standing == Standing::Releasing => match external::in_the_way(self, id) {
                 Some(why) => (DeviceState::Releasing, format!("claim {id} ends when nobody holds it: {why}")),
@@ -203,6 +203,15 @@ impl Engine {
             }
             Standing::Active if reason.is_empty() => (ClaimState::Active, reason),
             Standing::Active | Standing::Releasing => (ClaimState::Releasing, reason),
+        }
+    }
+}
+
+fn lent_to(use_: &Use) -> String {
+    match use_ {
+        Use::Lend { to } => format!("to {to}"),
+        Use::Observe | Use::Pool | Use::OnDemand => {
+            format!("gpuward.toml says {} since it was taken: release it to the host first", use_.word())
         }
     }
 }

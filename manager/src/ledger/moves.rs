@@ -29,10 +29,20 @@ impl Ledger {
                         standing: Standing::Pending,
                         boot: boot.clone(),
                         original: plan::original(function),
+                        lent: false,
                     });
                     self.devices.extend(taken.map(|record| (device, record)));
                 }
                 (Side::Host, None) => {}
+            }
+        }
+    }
+
+    /// Says of devices that are being taken whether that is for another manager.
+    pub fn lend(&mut self, devices: &[PciAddress], lent: bool) {
+        for device in devices {
+            if let Some(record) = self.devices.get_mut(device) {
+                record.lent = lent;
             }
         }
     }

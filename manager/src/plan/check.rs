@@ -10,8 +10,9 @@ pub(super) fn assign(situation: &Situation<'_>, bundle: &Bundle, force: bool, la
     let mut refusals = ownership(situation, bundle);
     for function in functions(situation, bundle) {
         match situation.config.use_in(situation.inventory, function) {
-            Use::Pool | Use::OnDemand => {}
-            use_ @ (Use::Observe | Use::Lend { .. }) => refusals.push(Refusal::NotAllowed { device: function.address, use_ }),
+            Use::Pool | Use::OnDemand if is_lent(situation, function) => refusals.push(Refusal::WasLent { device: function.address }),
+            Use::Pool | Use::OnDemand | Use::Lend { .. } => {}
+            use_ @ Use::Observe => refusals.push(Refusal::NotAllowed { device: function.address, use_ }),
         }
     }
     let is_ours = functions(situation, bundle).all(|function| situation.ledger.record_of(function).is_some());
@@ -24,6 +25,10 @@ pub(super) fn assign(situation: &Situation<'_>, bundle: &Bundle, force: bool, la
     }
     refusals.extend(held(situation, bundle, lane));
     refusals
+}
+
+fn is_lent(situation: &Situation<'_>, function: &Function) -> bool {
+    situation.ledger.record_of(function).is_some_and(|record| record.lent)
 }
 
 /// Against giving a bundle back to the host.

@@ -16,6 +16,8 @@ pub enum Refusal {
     BothWays { device: PciAddress },
     /// The configuration does not allow it.
     NotAllowed { device: PciAddress, use_: Use },
+    /// It was taken for another manager, and the configuration does not say so any more.
+    WasLent { device: PciAddress },
     /// The kernel runs without an IOMMU.
     IommuOff { device: PciAddress },
     /// VFIO is set to do without one.
@@ -58,6 +60,11 @@ impl From<Refusal> for Failure {
                 Self::new(ErrorKind::Conflict, format!("{device} is to be assigned and released at once")).remedy("ask for one of the two")
             }
             Refusal::NotAllowed { device, use_ } => not_allowed(device, &use_),
+            Refusal::WasLent { device } => {
+                Self::new(ErrorKind::Conflict, format!("{device} was taken for another manager, who may have used it"))
+                    .because("gpuward.toml does not say use = \"lend\" any more")
+                    .remedy(format!("release it to the host first: gpuward release {device}"))
+            }
             Refusal::IommuOff { device } => {
                 Self::new(ErrorKind::NotViable, format!("{device} cannot be isolated: the kernel runs without an IOMMU"))
                     .because("/sys/kernel/iommu_groups is empty")
@@ -126,7 +133,7 @@ fn not_allowed(device: PciAddress, use_: &Use) -> Failure {
     let allow = format!("give it use = \"pool\" or \"on-demand\" in gpuward.toml: match = {{ address = \"{device}\" }}");
     match use_ {
         Use::Lend { to } => Failure::new(ErrorKind::NotSupported, format!("{device} is lent to {to}"))
-            .because("gpuward.toml says use = \"lend\": it is watched for its owner, never taken")
+            .because("gpuward.toml says use = \"lend\": it is bound and watched for its owner, never placed, claimed or reset")
             .remedy(format!("ask {to} for it, or change its use in gpuward.toml")),
         Use::Observe | Use::Pool | Use::OnDemand => Failure::new(ErrorKind::NotSupported, format!("{device} may only be observed"))
             .because(format!("its use by gpuward.toml is {}, the default", use_.word()))

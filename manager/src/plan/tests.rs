@@ -212,8 +212,7 @@ fn what_the_configuration_does_not_allow_is_refused() {
     assert_eq!(refusals[1].message, "0000:41:00.0 may only be observed");
     case = Case::new();
     case.config.devices[0].use_ = Use::Lend { to: "nova".into() };
-    let refusals = case.assign(false).unwrap_err();
-    assert_eq!(Failure::from(refusals[1].clone()).message, "0000:41:00.0 is lent to nova");
+    assert!(!case.assign(false).unwrap().is_empty(), "what is lent is bound for its owner");
 }
 
 #[test]

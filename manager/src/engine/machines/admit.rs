@@ -8,9 +8,11 @@ use super::super::jobs::Concern;
 use super::place::{Unmet, is_called, is_wished, place};
 use super::view::state_word;
 use super::{Engine, claims_of, is_down};
+use crate::config::Use;
 use crate::failure::{ErrorKind, Failure};
 use crate::id::MachineId;
 use crate::ledger::MachineRecord;
+use crate::plan::Refusal;
 use crate::request::{Goal, Request};
 use crate::spec::{Hold, MachineSpec, Wish, WishKind};
 
@@ -160,6 +162,10 @@ fn why_not(engine: &Engine, function: &Function) -> Option<Failure> {
             Failure::new(ErrorKind::AlreadyClaimed, format!("{device} belongs to {holder}"))
                 .remedy(format!("wait for {holder}, or stop it")),
         );
+    }
+    let use_ = engine.config.use_in(&engine.inventory, function);
+    if matches!(use_, Use::Lend { .. }) {
+        return Some(Refusal::NotAllowed { device, use_ }.into());
     }
     match engine.plan(&[Goal::Assign { device, force: false }], None) {
         Err(refusals) => Some(first_of(refusals)),

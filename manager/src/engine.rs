@@ -31,6 +31,7 @@ pub mod external;
 mod jobs;
 pub mod machines;
 mod publish;
+mod reboot;
 mod recover;
 pub mod sanitise;
 mod stuck;

@@ -276,6 +276,14 @@ impl Ledger {
         owners
     }
 
+    /// Whether a claim is of an earlier boot: whatever used its devices ended with that.
+    pub fn is_of_an_earlier_boot(&self, claim: &ClaimRecord) -> bool {
+        let of_device = || claim.devices.iter().find_map(|device| self.devices.get(device)).map(|record| &record.boot);
+        // Older versions did not write it.
+        let boot = if claim.boot.is_empty() { of_device() } else { Some(&claim.boot) };
+        boot.is_some_and(|boot| !boot.is_empty() && *boot != self.boot)
+    }
+
     /// The next epoch, used up.
     pub fn take_epoch(&mut self) -> u64 {
         let epoch = self.next_epoch;

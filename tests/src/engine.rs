@@ -14,7 +14,7 @@ use manager::ledger::{Ledger, store};
 use manager::request::{Ask, Goal, PlanReport, Request, Submission};
 use manager::view::{Event, HostState, JobView, Update, View};
 use tempfile::TempDir;
-use vfio::{Deadlines, PciAddress};
+use vfio::{Binding, Change, Deadlines, PciAddress};
 
 use crate::simhost::{BuildError, SimHost};
 
@@ -27,6 +27,7 @@ pub struct Managed {
     /// The host.
     pub sim: SimHost,
     files: TempDir,
+    name: String,
 }
 
 impl Managed {
@@ -36,7 +37,7 @@ impl Managed {
     /// As [`SimHost::build`].
     pub fn new(name: &str, config: &str) -> Result<Self, BuildError> {
         let files = TempDir::with_prefix_in("gpuward-files-", "/dev/shm").or_else(|_| TempDir::with_prefix("gpuward-files-"))?;
-        let managed = Self { sim: SimHost::build(name)?, files };
+        let managed = Self { sim: SimHost::build(name)?, files, name: name.into() };
         managed.configure(config)?;
         Ok(managed)
     }
@@ -77,7 +78,21 @@ impl Managed {
     /// The host and the files as they are, for a daemon that starts anew.
     #[must_use]
     pub fn restart(self) -> Self {
-        Self { sim: self.sim.restart(), files: self.files }
+        Self { sim: self.sim.restart(), ..self }
+    }
+
+    /// The host after a reboot, for a daemon that starts then: its own driver has `device` again, with the knobs of a boot.
+    ///
+    /// # Errors
+    /// The host cannot be laid or changed.
+    pub fn reboot(self, device: PciAddress) -> Result<Self, Box<dyn std::error::Error>> {
+        let name = self.name.clone();
+        let managed = self.restart();
+        let was = Binding::read(&SimHost::build(&name)?.host(), device)?.unwrap_or_default();
+        Change::Binding { device, from: Binding::default(), to: was }.make(&managed.sim.host(), &Deadlines::default())?;
+        managed.sim.set(format!("sys/bus/pci/devices/{device}/d3cold_allowed"), "1")?;
+        managed.sim.set("proc/sys/kernel/random/boot_id", &uuid::Uuid::new_v4().to_string())?;
+        Ok(managed.restart())
     }
 
     /// The ledger on disk.

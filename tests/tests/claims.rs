@@ -8,14 +8,16 @@ use std::time::Duration;
 use manager::engine::Options;
 use manager::engine::machines::{self, Hypervisor};
 use manager::failure::{ErrorKind, Failure};
+use manager::history::Page;
 use manager::hook::{Call, check};
-use manager::id::ClaimId;
+use manager::id::{ClaimId, MachineId};
 use manager::ledger::{ReleaseOn, Standing};
 use manager::libvirt::Source;
 use manager::request::{Request, Submission};
-use manager::spec::{ClaimSpec, Node};
-use manager::view::{ClaimState, ClaimView, DeviceState, EventKind, JobState, JobView};
+use manager::spec::{ClaimSpec, MachineSpec, Node};
+use manager::view::{ClaimState, ClaimView, DeviceState, EventKind, JobState, JobView, MachineState};
 use tests::engine::{Daemon, Managed, assign, release};
+use tests::simhost::Errno;
 use tests::standin;
 use uuid::Uuid;
 use vfio::PciAddress;
@@ -36,11 +38,16 @@ fn dgx() -> (Managed, Daemon) {
 
 /// The host with its first GPU in the pool.
 fn with(managed: Managed) -> (Managed, Daemon) {
-    let daemon = managed.start().unwrap();
-    daemon.ready();
+    let daemon = start(&managed);
     assert_eq!(daemon.apply(&[assign(gpu())]).unwrap().state, JobState::Done);
     managed.sim.kernel.calm();
     (managed, daemon)
+}
+
+fn start(managed: &Managed) -> Daemon {
+    let daemon = managed.start().unwrap();
+    daemon.ready();
+    daemon
 }
 
 fn spec(more: &str) -> ClaimSpec {
@@ -73,7 +80,10 @@ fn end(daemon: &Daemon, claim: ClaimId) -> Result<JobView, Failure> {
 }
 
 fn until_free(daemon: &Daemon) {
-    daemon.until(|view| view.claims.is_empty() && view.devices[&gpu()].state == DeviceState::Free);
+    daemon.until(|view| {
+        let is_over = view.jobs.values().all(|job| job.state.is_over());
+        is_over && view.claims.is_empty() && view.devices[&gpu()].state == DeviceState::Free
+    });
 }
 
 /// A process of a guest that has the GPU open.
@@ -199,8 +209,7 @@ fn a_request_that_is_asked_again_is_the_same_claim() {
     assert_eq!(daemon.submit_as(named(":1.7", "ttl = 5")).unwrap_err().kind, ErrorKind::Conflict);
     daemon.stop();
     let managed = managed.restart();
-    let daemon = managed.start().unwrap();
-    daemon.ready();
+    let daemon = start(&managed);
     assert_eq!(daemon.submit_as(named(":1.7", "")).unwrap(), job, "and from another start of the daemon");
     assert_eq!(daemon.view().claims.keys().copied().collect::<Vec<_>>(), made);
 }
@@ -230,8 +239,7 @@ fn a_claim_ends_when_its_time_is_over_also_when_that_was_while_the_daemon_was_aw
     daemon.stop();
     let managed = managed.restart();
     std::thread::sleep(Duration::from_millis(1100));
-    let daemon = managed.start().unwrap();
-    daemon.ready();
+    let daemon = start(&managed);
     until_free(&daemon);
     assert!(managed.sim.kernel.stored().iter().any(|(path, _)| path.ends_with("reset")));
 }
@@ -310,7 +318,7 @@ fn p8_p75_a_daemon_that_starts_anew_adopts_claims_and_stores_nothing() {
     daemon.stop();
     let managed = managed.restart();
     let before = managed.sim.snapshot();
-    let daemon = managed.start().unwrap();
+    let daemon = start(&managed);
     let view = daemon.ready();
     assert_eq!(view.claims.keys().copied().collect::<BTreeSet<_>>(), BTreeSet::from(ids));
     assert_eq!(view.devices[&gpu()].state, DeviceState::Claimed);
@@ -355,6 +363,127 @@ fn the_words_of_the_ledger_are_those_of_the_bus() {
         assert_eq!(serde_json::to_value(release).unwrap(), release.word());
     }
     assert_eq!(spec("").domain, DOMAIN.parse::<Uuid>().unwrap());
+}
+
+/// The driver and the override of the GPU.
+fn driver(managed: &Managed) -> String {
+    vfio::Binding::read(&managed.sim.host(), gpu()).unwrap().unwrap().driver.unwrap_or_default()
+}
+
+#[test]
+fn p66_after_a_reboot_a_claim_stays_and_its_gpu_is_bound_again_before_libvirt_starts() {
+    let (managed, daemon) = dgx();
+    let id = claim(&daemon, "");
+    let before = view(&daemon, id);
+    daemon.stop();
+    let managed = managed.reboot(gpu()).unwrap();
+    assert_eq!(driver(&managed), "nvidia");
+    manager::restore::run(managed.options()).unwrap();
+    assert_eq!(driver(&managed), "vfio-pci");
+    assert!(may_start(&managed, DOMAIN) && !may_start(&managed, OTHER_DOMAIN));
+    let stores = managed.sim.kernel.stored().len();
+    let daemon = start(&managed);
+    assert_eq!(view(&daemon, id), before, "with the epoch that its manager knows");
+    assert_eq!(managed.sim.kernel.stored().len(), stores, "nothing is left for the daemon");
+    assert_eq!(daemon.view().devices[&gpu()].state, DeviceState::Claimed);
+    end(&daemon, id).unwrap();
+    until_free(&daemon);
+}
+
+#[test]
+fn p66_a_claim_whose_gpu_cannot_be_bound_again_stays_and_the_next_start_tries_once_more() {
+    let (managed, daemon) = dgx();
+    let id = claim(&daemon, "");
+    daemon.stop();
+    let managed = managed.reboot(gpu()).unwrap();
+    managed.sim.kernel.fail_on("driver/unbind", Errno::IO);
+    let daemon = start(&managed);
+    daemon.until(|view| view.jobs.values().any(|job| job.kind == "claim-restore" && job.state == JobState::Failed));
+    assert_eq!((view(&daemon, id).state, daemon.view().devices[&gpu()].state), (ClaimState::Active, DeviceState::Drifted));
+    daemon.stop();
+    let managed = managed.restart();
+    let daemon = start(&managed);
+    daemon.until(|view| view.devices[&gpu()].state == DeviceState::Claimed);
+    assert_eq!(driver(&managed), "vfio-pci");
+}
+
+#[test]
+fn a_claim_that_ends_by_itself_ends_after_a_reboot_and_its_gpu_is_reset_before_it_is_free() {
+    let (managed, daemon) = dgx();
+    claim(&daemon, "ttl = 1");
+    daemon.stop();
+    let managed = managed.reboot(gpu()).unwrap();
+    std::thread::sleep(Duration::from_millis(1100));
+    let daemon = start(&managed);
+    until_free(&daemon);
+    bound_then_reset(&managed);
+}
+
+/// What was stored binds the GPU to its VFIO driver and resets it there.
+fn bound_then_reset(managed: &Managed) {
+    let stored = managed.sim.kernel.stored();
+    let place = |end: &str| stored.iter().position(|(path, _)| path.ends_with(end)).unwrap_or_else(|| panic!("no {end} in {stored:?}"));
+    assert!(place("drivers_probe") < place("reset"), "{stored:?}");
+}
+
+/// A machine runs, and the host loses power.
+fn cut_off(hold: &str, on_demand: bool) -> (Managed, MachineId) {
+    let managed = Managed::new("dgx-h100", &if on_demand { POOL.replace("pool", "on-demand") } else { POOL.into() }).unwrap();
+    let (managed, daemon, _libvirt) = with_libvirt(managed);
+    if !on_demand {
+        daemon.apply(&[assign(gpu())]).unwrap();
+    }
+    let text = format!(
+        "format = 1\nname = 'train-1'\nvcpus = 1\nmemory = '1GiB'\nhold = '{hold}'\n[[disk]]\nvolume = 'tank/a'\n[[device]]\nkind = 'gpu'\nidentity = '{}'\n",
+        gpu()
+    );
+    let spec = MachineSpec::parse(Node::from_toml(&text).unwrap()).unwrap();
+    let machine = MachineId(spec.uuid);
+    done(&daemon, Request::CreateMachine { spec: Box::new(spec) });
+    done(&daemon, Request::StartMachine(machine));
+    daemon.stop();
+    standin::end_all(managed.sim.root());
+    (managed.reboot(gpu()).unwrap(), machine)
+}
+
+#[test]
+fn a_machine_that_the_host_took_down_with_it_is_closed_unclean_and_its_gpu_reset_before_it_is_free() {
+    let (managed, machine) = cut_off("running", false);
+    manager::restore::run(managed.options()).unwrap();
+    bound_then_reset(&managed);
+    let ledger = managed.ledger().unwrap();
+    assert!(ledger.claims.is_empty() && ledger.quarantines.is_empty());
+    let record = &ledger.machines[&machine];
+    assert_eq!((record.state, record.reason.as_str()), (MachineState::Off, "the host was restarted while it ran"));
+    let identity = managed.start().unwrap().ready().inventory.devices[&gpu()].identity.clone();
+    let history = manager::history::read(&managed.files().join("state"), &identity, Page { limit: 100, before: None }).unwrap();
+    let closed = history.iter().filter_map(|entry| entry.details.get("closed")).collect::<Vec<_>>();
+    assert_eq!(closed, ["unclean"]);
+}
+
+#[test]
+fn a_gpu_that_cannot_be_reset_after_the_host_took_its_machine_down_is_in_quarantine() {
+    let (managed, _) = cut_off("running", false);
+    managed.sim.kernel.fail_on("reset", Errno::IO);
+    let daemon = start(&managed);
+    daemon.until(|view| view.devices[&gpu()].state == DeviceState::Quarantined);
+    assert!(daemon.view().claims.is_empty());
+}
+
+#[test]
+fn a_gpu_on_demand_of_a_machine_that_the_host_took_down_is_the_hosts_again() {
+    let (managed, machine) = cut_off("running", true);
+    let daemon = start(&managed);
+    daemon.until(|view| view.machines[&machine].state == MachineState::Off && view.devices[&gpu()].state == DeviceState::Host);
+    assert!(managed.sim.kernel.stored().iter().all(|(path, _)| !path.ends_with("bind")), "it is with its own driver already");
+}
+
+#[test]
+fn a_machine_that_holds_its_gpu_while_it_is_defined_has_it_again_after_a_reboot() {
+    let (managed, machine) = cut_off("defined", false);
+    let daemon = start(&managed);
+    daemon.until(|view| view.machines[&machine].state == MachineState::Off && view.devices[&gpu()].state == DeviceState::Claimed);
+    assert_eq!((driver(&managed).as_str(), daemon.view().claims.len()), ("vfio-pci", 1));
 }
 
 const LENT: &str = "[[devices]]\nmatch = { kind = 'gpu' }\nuse = 'lend'\nto = 'nova'\n";

@@ -191,7 +191,7 @@ fn p66_after_a_reboot_the_pool_is_what_it_was() {
     let (daemon, _) = start(&managed);
     daemon.apply(&[assign(gpu())]).unwrap();
     daemon.stop();
-    let managed = reboot(managed);
+    let managed = managed.reboot(gpu()).unwrap();
     let daemon = managed.start().unwrap();
     let restored = |view: &View| view.jobs.values().any(|job| job.kind == "assign" && job.state == JobState::Done);
     assert_eq!(daemon.until(restored).devices[&gpu()].state, DeviceState::Free);
@@ -206,14 +206,14 @@ fn p42_the_unit_at_boot_takes_the_pool_again_and_ends() {
     let (daemon, _) = start(&managed);
     daemon.apply(&[assign(gpu())]).unwrap();
     daemon.stop();
-    let managed = reboot(managed);
+    let managed = managed.reboot(gpu()).unwrap();
     manager::restore::run(managed.options()).unwrap();
     let stores = managed.sim.kernel.stored().len();
     assert!(stores > 0);
     let (daemon, state) = start(&managed);
     assert_eq!((state, managed.sim.kernel.stored().len()), (DeviceState::Free, stores), "nothing is left for the daemon");
     daemon.stop();
-    let managed = reboot(managed);
+    let managed = managed.reboot(gpu()).unwrap();
     managed.sim.kernel.fail_on("driver/unbind", Errno::IO);
     let failed = manager::restore::run(managed.options()).unwrap_err();
     assert_eq!(failed.to_string(), "1 of the bundles in the pool could not be taken again");
@@ -222,23 +222,10 @@ fn p42_the_unit_at_boot_takes_the_pool_again_and_ends() {
 #[test]
 fn a_reboot_forgets_what_was_half_done() {
     let managed = died(4, Death::After);
-    let managed = reboot(managed);
+    let managed = managed.reboot(gpu()).unwrap();
     let (_daemon, state) = start(&managed);
     assert_eq!(state, DeviceState::Host);
     assert!(managed.sim.kernel.stored().is_empty(), "nothing is undone that is not there any more");
-}
-
-// The host's driver has the GPU again, its knobs are those of a boot, and so is its id.
-fn reboot(managed: Managed) -> Managed {
-    let fresh = dgx();
-    let managed = managed.restart();
-    let (host, device) = (managed.sim.host(), gpu());
-    let was = vfio::Binding::read(&fresh.sim.host(), device).unwrap().unwrap();
-    let back = vfio::Change::Binding { device, from: Default::default(), to: was };
-    back.make(&host, &Default::default()).unwrap();
-    managed.sim.set("sys/bus/pci/devices/0000:1b:00.0/d3cold_allowed", "1").unwrap();
-    managed.sim.set("proc/sys/kernel/random/boot_id", &uuid::Uuid::new_v4().to_string()).unwrap();
-    managed.restart()
 }
 
 #[test]

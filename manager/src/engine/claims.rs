@@ -206,14 +206,22 @@ pub type Events = Vec<(EventKind, Subject, BTreeMap<String, String>)>;
 /// # Errors
 /// The ledger cannot be written: the claim is still there, and releasing.
 pub fn release(worker: &Worker, id: ClaimId, claim: &ClaimRecord) -> Result<Events, Failure> {
-    worker.commit(move |ledger| {
+    let ledger = worker.record(move |ledger| {
         if let Some(claim) = ledger.claims.get_mut(&id) {
             claim.standing = Standing::Releasing;
         }
     })?;
+    let released = |detail| (EventKind::ClaimReleased, Subject::Claim(id), detail);
+    // Nobody gets them before a person has looked, and a store that has not returned may still be in one.
+    if claim.devices.iter().any(|device| ledger.quarantines.contains_key(device)) {
+        worker.commit(move |ledger| drop(ledger.claims.remove(&id)))?;
+        return Ok(vec![released(BTreeMap::new())]);
+    }
     worker.step(format!("sanitising {}", list(&claim.devices)), 0.5);
-    let occasion = [("claim", id.to_string()), ("epoch", claim.epoch.to_string())];
-    let cleaned = sanitise::clean(worker, &claim.devices, (How::Reset, &occasion));
+    // Of what went on at the end of an earlier boot nobody knows.
+    let closed = if ledger.is_of_an_earlier_boot(claim) { "unclean" } else { "clean" };
+    let occasion = [("claim", id.to_string()), ("epoch", claim.epoch.to_string()), ("closed", closed.to_owned())];
+    let cleaned = are_there(worker, &ledger, claim).and_then(|()| sanitise::clean(worker, &claim.devices, (How::Reset, &occasion)));
     let detail = |text: &str| BTreeMap::from([("claim".into(), id.to_string()), ("detail".into(), text.to_owned())]);
     let mut events = Events::new();
     match cleaned {
@@ -231,8 +239,18 @@ pub fn release(worker: &Worker, id: ClaimId, claim: &ClaimRecord) -> Result<Even
             events.extend(claim.devices.iter().map(|device| (kind, Subject::Device(*device), detail(&reason))));
         }
     }
-    events.push((EventKind::ClaimReleased, Subject::Claim(id), BTreeMap::new()));
+    events.push(released(BTreeMap::from([("closed".into(), closed.into())])));
     Ok(events)
+}
+
+// Another device may sit at the address of one that has left.
+fn are_there(worker: &Worker, ledger: &Ledger, claim: &ClaimRecord) -> Result<(), Dirty> {
+    let inventory = Inventory::observe(worker.host(), 0);
+    let is_there = |device: &&PciAddress| inventory.devices.get(device).is_some_and(|function| ledger.record_of(function).is_some());
+    match claim.devices.iter().find(|device| !is_there(device)) {
+        Some(device) => Err(Dirty { reason: format!("{device} has left the host"), stuck: false }),
+        None => Ok(()),
+    }
 }
 
 fn list(devices: &[PciAddress]) -> String {

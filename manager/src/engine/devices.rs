@@ -12,7 +12,7 @@ use super::worker::{Outcome, Worker};
 use crate::config::Use;
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
-use crate::ledger::Standing;
+use crate::ledger::{Ledger, Standing};
 use crate::plan::{self, Move, Plan, Refusal, Side, Situation, Surroundings};
 use crate::request::{Goal, PlanReport};
 
@@ -110,12 +110,17 @@ impl Engine {
 
     /// Plans goals on what was observed last; `job` is not in its own way.
     pub(super) fn plan(&self, goals: &[Goal], job: Option<JobId>) -> Result<Plan, Vec<Refusal>> {
+        self.plan_with(&self.ledger, goals, job)
+    }
+
+    /// As [`Engine::plan`], as if `ledger` were what is recorded.
+    pub(super) fn plan_with(&self, ledger: &Ledger, goals: &[Goal], job: Option<JobId>) -> Result<Plan, Vec<Refusal>> {
         let wished = goals.iter().map(|goal| match goal {
             Goal::Assign { device, .. } | Goal::Release { device } => *device,
         });
         let devices: BTreeSet<_> = wished.filter_map(|device| self.inventory.bundle(device)).flat_map(|bundle| bundle.devices).collect();
         let surroundings = self.surroundings(&devices, job);
-        let situation = Situation { inventory: &self.inventory, config: &self.config, ledger: &self.ledger, surroundings: &surroundings };
+        let situation = Situation { inventory: &self.inventory, config: &self.config, ledger, surroundings: &surroundings };
         plan::plan(&situation, goals)
     }
 

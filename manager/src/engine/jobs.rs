@@ -9,7 +9,7 @@ use std::thread;
 use vfio::PciAddress;
 
 use super::worker::{Outcome, Worker};
-use super::{Engine, Message, devices, external, machines, now};
+use super::{Engine, Message, devices, external, machines, now, reboot};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::{JobId, MachineId};
 use crate::request::{Request, Submission};
@@ -200,6 +200,9 @@ impl Engine {
             self.ledger_fault = told.map(|error| format!("what the last start left could not be mended: {error}"));
         }
         self.observe();
+        if Some(id) == self.recovery && self.recovered {
+            reboot::settle(self);
+        }
         machines::ended(self, id, &outcome);
         external::ended(self, id, &outcome);
         self.restore_after_boot();

@@ -28,7 +28,7 @@ mod work;
 
 pub(super) use admit::choose;
 pub(super) use view::views;
-pub(super) use work::made;
+pub(super) use work::{Finish, finish_of, made};
 
 /// What machines need.
 #[derive(Clone, Debug, Default)]

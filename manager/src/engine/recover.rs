@@ -58,7 +58,8 @@ impl Engine {
         let free = |device: &PciAddress| self.ledger.claim_on(*device).is_none();
         let (ready, claimed): (BTreeSet<_>, BTreeSet<_>) = std::mem::take(&mut self.to_restore).into_iter().partition(free);
         self.to_restore = claimed;
-        let ours = ready.into_iter().filter(|device| self.ledger.devices.contains_key(device));
+        let is_before = |record: &DeviceRecord| record.boot != self.ledger.boot;
+        let ours = ready.into_iter().filter(|device| self.ledger.devices.get(device).is_some_and(is_before));
         let bundles: BTreeSet<_> = ours.map(|device| self.bundle_of(device)).collect();
         for device in bundles.iter().filter_map(|bundle| bundle.last().copied()) {
             let request = Request::Apply { goals: vec![Goal::Assign { device, force: false }], plan_digest: None };

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use vfio::{Binding, Host, Inventory, PciAddress};
 
 use super::{DeviceRecord, Ledger, Quarantine, Standing};
+use crate::id::ClaimId;
 use crate::plan::{self, Move, Side};
 
 /// What devices are bound to now, as read.
@@ -67,11 +68,21 @@ impl Ledger {
         }
     }
 
-    /// A device that was being taken is ours only as far as it has not what it had before.
+    /// Devices of these claims were bound again in this boot.
+    pub fn restore_claims(&mut self, claims: &[ClaimId]) {
+        let boot = &self.boot;
+        let restored = self.claims.iter_mut().filter(|(id, _)| claims.contains(id));
+        restored.for_each(|(_, claim)| claim.boot.clone_from(boot));
+    }
+
+    /// A device that was being taken is ours only as far as it has not what it had before, or as it was to be bound again for a claim.
     pub fn settle(&mut self, device: PciAddress, now: &Bindings) {
+        let is_held = self.claim_on(device).is_some_and(|(_, claim)| claim.standing != Standing::Pending);
         let Some(record) = self.devices.get_mut(&device) else { return };
         match now.get(&device) {
             Some(binding) if *binding != record.original.binding => record.standing = Standing::Active,
+            // The next start tries again.
+            Some(_) | None if is_held => (record.standing, record.boot) = (Standing::Active, String::new()),
             Some(_) | None => drop(self.devices.remove(&device)),
         }
     }

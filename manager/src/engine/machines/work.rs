@@ -249,6 +249,40 @@ fn conclude(worker: &Worker, machine: MachineId, hold: Hold, ended: Result<(), F
     }
 }
 
+/// What is left to do for a machine that ended with the boot it ran in.
+pub(in crate::engine) struct Finish {
+    machine: MachineId,
+    hold: Hold,
+    reason: &'static str,
+}
+
+impl Finish {
+    /// Whether its claims end with it.
+    pub(in crate::engine) fn ends_claims(&self) -> bool {
+        self.hold == Hold::Running
+    }
+
+    /// Records that it is about to be done.
+    pub(in crate::engine) fn begin(&self, ledger: &mut Ledger) {
+        set(ledger, self.machine, MachineState::Stopping, self.reason);
+    }
+
+    /// Nobody holds its devices: ends what ends with it.
+    pub(in crate::engine) fn run(self, worker: &Worker) -> Outcome {
+        match finish(worker, (self.machine, self.hold), MachineState::Off, self.reason) {
+            Ok(events) => Outcome { events, ..Outcome::done() },
+            Err(failure) => Outcome::failed(failure),
+        }
+    }
+}
+
+/// What is left to do for a machine of which something is recorded as running, or that holds claims only while it runs.
+pub(in crate::engine) fn finish_of(engine: &Engine, machine: MachineId, reason: &'static str) -> Option<Finish> {
+    let record = engine.ledger.machines.get(&machine)?;
+    let is_over = super::is_down(record.state) && record.spec.hold == Hold::Defined;
+    (!is_over).then_some(Finish { machine, hold: record.spec.hold, reason })
+}
+
 /// A machine is gone: its claims end, unless it holds them while it is defined.
 fn finish(worker: &Worker, (machine, hold): (MachineId, Hold), state: MachineState, reason: &str) -> Result<claims::Events, Failure> {
     let ledger = worker.record(|_| {})?;

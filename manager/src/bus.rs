@@ -11,6 +11,7 @@ mod dict;
 mod error;
 mod group;
 mod guard;
+mod history;
 mod job;
 mod machine;
 mod manager;

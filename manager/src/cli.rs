@@ -7,6 +7,7 @@ mod change;
 mod claim;
 mod device;
 mod follow;
+mod history;
 mod holders;
 mod job;
 mod local;
@@ -15,6 +16,7 @@ mod machine;
 mod monitor;
 mod names;
 mod output;
+mod quarantine;
 mod spec;
 mod stop;
 
@@ -66,6 +68,9 @@ fn run(context: &mut Context, command: Command) -> Result<(), Stop> {
         Command::Plan(command) => change::plan(context, command),
         Command::Assign { devices, force, request } => change::apply(context, Wish::Assign(force), &devices, &request),
         Command::Release { devices, request } => change::apply(context, Wish::Release, &devices, &request),
+        Command::Reset(device) => quarantine::reset(context, &device),
+        Command::History(of) => history::run(context, &of),
+        Command::Quarantine(command) => quarantine::run(context, command),
         Command::Machine(command) => machine::run(context, command),
         Command::Claims => claim::list(context),
         Command::Claim(command) => claim::run(context, command),

@@ -88,6 +88,21 @@ pub trait Device {
     /// `gpu`, `virtual-function`, …
     #[zbus(property)]
     fn class(&self) -> zbus::Result<String>;
+
+    /// What befell it, newest first: `{time t, kind s, text s, details a{sv}}` each; `limit u`, `before t`.
+    fn get_history(&self, options: Options<'_>) -> zbus::Result<Vec<Dict>>;
+
+    /// Resets its bundle, which is in the pool and nobody's.
+    #[zbus(allow_interactive_auth)]
+    fn reset(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// Lets its bundle out of quarantine where it is sound.
+    #[zbus(allow_interactive_auth)]
+    fn clear_quarantine(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// Takes its bundle, which is in quarantine, off the bus and has it found again.
+    #[zbus(allow_interactive_auth)]
+    fn recover(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
 }
 
 /// A machine.

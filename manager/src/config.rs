@@ -120,6 +120,8 @@ impl Default for Limits {
 pub struct Policy {
     /// Units of the host that may be paused while they hold a device.
     pub pause_units: Vec<String>,
+    /// Devices in quarantine may be taken off the bus and found again.
+    pub remove_rescan: bool,
 }
 
 /// One thing that is wrong with the configuration.

@@ -31,6 +31,7 @@ pub mod external;
 mod jobs;
 pub mod machines;
 mod publish;
+mod quarantine;
 mod reboot;
 mod recover;
 pub mod sanitise;
@@ -276,6 +277,7 @@ impl Engine {
                 self.dispatch();
             }
             Message::Ask(Ask::Plan(goals, reply)) => reply(self.report(&goals)),
+            Message::Ask(Ask::History(device, reply)) => reply(self.history_of(device)),
             Message::Ask(Ask::Cancel(job, reply)) => reply(self.cancel(job)),
             Message::Step { job, step, progress, rolling_back } => self.note_step(job, step, progress, rolling_back),
             Message::Commit(entry, reply) => {

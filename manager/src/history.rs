@@ -32,7 +32,7 @@ pub struct Entry {
     pub kind: Kind,
     /// The same for a person, with the reason.
     pub text: String,
-    /// What else is known of it, by key: `address`, `claim`, `epoch`, `step-1`, …
+    /// What else is known of it, by key: `address`, `claim`, `epoch`, `step-01`, …
     #[serde(default)]
     pub details: BTreeMap<String, String>,
 }

@@ -1,8 +1,9 @@
 //! What may be asked of the engine.
 
 use std::fmt;
+use std::path::PathBuf;
 
-use vfio::PciAddress;
+use vfio::{Identity, PciAddress};
 
 use crate::failure::Failure;
 use crate::id::{ClaimId, JobId, MachineId};
@@ -62,8 +63,12 @@ pub enum Request {
         /// The epoch that the caller knows it by: a late release never clears the next owner's device.
         epoch: u64,
     },
-    /// A person has looked: the device's bundle leaves its quarantine.
+    /// Resets a device of the pool, with its bundle, and looks whether it comes back.
+    Reset(PciAddress),
+    /// A person has looked: the device's bundle is reset, and leaves its quarantine where it answers.
     ClearQuarantine(PciAddress),
+    /// Takes a device in quarantine off the bus, with its bundle, and has it found again.
+    Recover(PciAddress),
     /// Observes the host anew.
     Rescan,
 }
@@ -116,6 +121,8 @@ pub enum Ask {
     Submit(Submission, Reply<JobId>),
     /// What would be done.
     Plan(Vec<Goal>, Reply<PlanReport>),
+    /// Where the history of a device is kept, and under which identity.
+    History(PciAddress, Reply<(PathBuf, Identity)>),
     /// Stops a job before its next change and rolls it back.
     Cancel(JobId, Reply<()>),
 }
@@ -124,6 +131,7 @@ impl fmt::Debug for Ask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Submit(submission, _) => f.debug_tuple("Submit").field(submission).finish(),
+            Self::History(device, _) => f.debug_tuple("History").field(device).finish(),
             Self::Plan(goals, _) => f.debug_tuple("Plan").field(goals).finish(),
             Self::Cancel(job, _) => f.debug_tuple("Cancel").field(job).finish(),
         }

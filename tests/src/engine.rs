@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use manager::engine::{Engine, EngineHandle, Options, StartFailed};
 use manager::failure::Failure;
+use manager::history::{self, Entry, Page};
 use manager::id::JobId;
 use manager::ledger::{Ledger, store};
 use manager::request::{Ask, Goal, PlanReport, Request, Submission};
 use manager::view::{Event, HostState, JobView, Update, View};
 use tempfile::TempDir;
-use vfio::{Binding, Change, Deadlines, PciAddress};
+use vfio::{Binding, Change, Deadlines, Inventory, PciAddress};
 
 use crate::simhost::{BuildError, SimHost};
 
@@ -62,7 +63,12 @@ impl Managed {
             config: self.files().join("gpuward.toml"),
             state_dir: self.files().join("state"),
             run_dir: self.files().join("run"),
-            deadlines: Deadlines { read_back: Duration::from_millis(150), ..Deadlines::default() },
+            deadlines: Deadlines {
+                read_back: Duration::from_millis(150),
+                wake: Duration::from_millis(150),
+                settle: Duration::from_millis(300),
+                ..Deadlines::default()
+            },
             machines: Default::default(),
         }
     }
@@ -93,6 +99,19 @@ impl Managed {
         managed.sim.set(format!("sys/bus/pci/devices/{device}/d3cold_allowed"), "1")?;
         managed.sim.set("proc/sys/kernel/random/boot_id", &uuid::Uuid::new_v4().to_string())?;
         Ok(managed.restart())
+    }
+
+    /// What befell a device, newest first.
+    ///
+    /// # Panics
+    /// There is no such device, or its history cannot be read.
+    pub fn history(&self, device: PciAddress) -> Vec<Entry> {
+        let inventory = Inventory::observe(&self.sim.host(), 0);
+        let recorded = self.ledger().ok().and_then(|ledger| Some(ledger.devices.get(&device)?.identity.clone()));
+        let identity = recorded.or_else(|| Some(inventory.devices.get(&device)?.identity.clone()));
+        let identity = identity.unwrap_or_else(|| panic!("{device} is not there"));
+        let page = Page { limit: usize::MAX, before: None };
+        history::read(&self.files().join("state"), &identity, page).unwrap_or_else(|error| panic!("{identity}: {error}"))
     }
 
     /// The ledger on disk.

@@ -340,7 +340,7 @@ fn p68_p73_a_gpu_that_left_keeps_its_claim_which_can_be_released() {
     assert_eq!(end(&daemon, id).unwrap().state, JobState::Done);
     let view = daemon.view();
     assert!(view.claims.is_empty());
-    assert_eq!(view.devices[&gpu()].state, DeviceState::Gone, "it is not forgotten");
+    assert_eq!(view.devices[&gpu()].state, DeviceState::Quarantined, "it is not forgotten");
     let kept = &managed.ledger().unwrap().quarantines[&gpu()];
     assert_eq!(kept.reason, "0000:1b:00.0 has left the host", "and nobody gets it when it is back before somebody has looked");
 }

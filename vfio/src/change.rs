@@ -60,9 +60,9 @@ pub enum Change {
 /// (`pci_dev_wait`, "not ready 65535ms after", P37). The others only set a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// `drivers/*/bind` and `drivers_probe`.
+    /// `drivers/*/bind`, `drivers_probe` and `rescan`.
     pub bind: Duration,
-    /// `driver/unbind`.
+    /// `driver/unbind` and `remove`.
     pub unbind: Duration,
     /// `reset`.
     pub reset: Duration,
@@ -95,8 +95,9 @@ impl Deadlines {
     /// How long a store into `attribute` may take.
     pub fn of(&self, attribute: &Path) -> Duration {
         match attribute.file_name().and_then(|name| name.to_str()) {
-            Some("bind" | "drivers_probe") => self.bind,
-            Some("unbind") => self.unbind,
+            // A rescan probes what it finds, a remove waits for the driver's users.
+            Some("bind" | "drivers_probe" | "rescan") => self.bind,
+            Some("unbind" | "remove") => self.unbind,
             Some("reset") => self.reset,
             Some(_) | None => self.other,
         }

@@ -22,6 +22,7 @@ mod iomem;
 mod kernel;
 mod linux;
 mod observe;
+pub mod rescan;
 pub mod reset;
 mod uevent;
 

@@ -23,6 +23,8 @@ pub enum Action {
     ManageMachines,
     /// Move devices between the host and the pool.
     Assign,
+    /// Reset devices of the pool.
+    Reset,
     /// Let devices out of quarantine.
     ClearQuarantine,
     /// Assign in spite of a warning (the boot display).
@@ -33,7 +35,8 @@ pub enum Action {
 
 impl Action {
     /// Every action.
-    pub const ALL: [Self; 6] = [Self::Inspect, Self::ManageMachines, Self::Assign, Self::ClearQuarantine, Self::Force, Self::Configure];
+    pub const ALL: [Self; 7] =
+        [Self::Inspect, Self::ManageMachines, Self::Assign, Self::Reset, Self::ClearQuarantine, Self::Force, Self::Configure];
 
     /// Its name for polkit.
     pub fn id(self) -> &'static str {
@@ -41,6 +44,7 @@ impl Action {
             Self::Inspect => "org.gpuward.inspect",
             Self::ManageMachines => "org.gpuward.manage-machines",
             Self::Assign => "org.gpuward.assign",
+            Self::Reset => "org.gpuward.reset",
             Self::ClearQuarantine => "org.gpuward.clear-quarantine",
             Self::Force => "org.gpuward.force",
             Self::Configure => "org.gpuward.configure",

@@ -63,9 +63,46 @@ impl Device {
         self.service.submit(caller, Request::Apply { goals, plan_digest: None }, Conditions::only(options)?).await
     }
 
-    /// Lets the device's bundle out of quarantine. A person should have looked at it: `Reason` says what was wrong.
+    /// Resets the device's whole bundle, which is in the pool and nobody's, and looks whether it comes back; else it is in quarantine.
     ///
-    /// Options: `request-id` (s), `if-generation` (t). Conflict where it is in none. Polkit action: `org.gpuward.clear-quarantine`.
+    /// Options: `request-id` (s), `if-generation` (t). Refusals: NoSuchDevice, Conflict (not in the pool), AlreadyClaimed, Held,
+    /// Quarantined, Stuck, Busy. Polkit action: `org.gpuward.reset`.
+    #[zbus(out_args("job"))]
+    async fn reset(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
+        let caller = self.service.check(&header, Action::Reset, &self.address.to_string()).await?;
+        self.service.submit(caller, Request::Reset(self.address), Conditions::only(options)?).await
+    }
+
+    /// Takes the device's bundle, which is in quarantine, off the bus, has it found again, and lets it out of quarantine where it
+    /// answers. Whichever driver matches may have it then.
+    ///
+    /// Options: `request-id` (s), `if-generation` (t). NotSupported where `policy.remove-rescan` does not allow it or for a virtual
+    /// function; further refusals as of `ClearQuarantine`. Polkit action: `org.gpuward.clear-quarantine`.
+    #[zbus(out_args("job"))]
+    async fn recover(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
+        let caller = self.service.check(&header, Action::ClearQuarantine, &self.address.to_string()).await?;
+        self.service.submit(caller, Request::Recover(self.address), Conditions::only(options)?).await
+    }
+
+    /// What befell the device, newest first: `time` (t, seconds since 1970), `kind` (s, a closed list in `docs/glossary.md`), `text` (s),
+    /// `details` (a{sv}: `address`, `claim`, `epoch`, `job`, `step-01`, …, all s).
+    ///
+    /// Options: `limit` (u, 100; at most 1000) and `before` (t: only older ones). Entries of one second stay together, so there may be a
+    /// few more. Polkit action: `org.gpuward.inspect`.
+    #[zbus(out_args("entries"))]
+    async fn get_history(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Vec<Answer>, BusError> {
+        self.service.check(&header, Action::Inspect, &self.address.to_string()).await?;
+        let mut options = Options::new(options)?;
+        let page = super::history::page(&mut options)?;
+        options.done()?;
+        super::history::entries(&self.service, self.address, page).await
+    }
+
+    /// Lets the device's bundle out of quarantine where it is sound: it is reset if that can be done, and has to answer as itself with
+    /// its regions in place. Else it stays, with the new reason. A person should have looked at it: `Reason` says what was wrong.
+    ///
+    /// Options: `request-id` (s), `if-generation` (t). Refusals: Conflict (in no quarantine), Held, Stuck (a store has not returned),
+    /// Busy. Polkit action: `org.gpuward.clear-quarantine`.
     #[zbus(out_args("job"))]
     async fn clear_quarantine(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
         let caller = self.service.check(&header, Action::ClearQuarantine, &self.address.to_string()).await?;

@@ -63,6 +63,13 @@ pub(super) enum Command {
         #[command(flatten)]
         request: Request,
     },
+    /// Resets a device of the pool, with all that must move together, and looks whether it comes back
+    Reset(OneDevice),
+    /// Shows what befell a device, newest first
+    History(History),
+    /// Looks at devices that did not come back clean, and lets them out where they are sound
+    #[command(subcommand)]
+    Quarantine(QuarantineCommand),
     /// Makes, starts and ends virtual machines
     #[command(subcommand)]
     Machine(MachineCommand),
@@ -117,6 +124,38 @@ pub(super) struct Devices {
     /// Address (0000:41:00.0 or 41:00.0) or libvirt's name (pci_0000_41_00_0)
     #[arg(required = true, value_name = "DEVICE", value_parser = parse_device)]
     pub devices: Vec<PciAddress>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct OneDevice {
+    /// Address (0000:41:00.0 or 41:00.0) or libvirt's name (pci_0000_41_00_0)
+    #[arg(value_parser = parse_device)]
+    pub device: PciAddress,
+    #[command(flatten)]
+    pub request: Request,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct History {
+    /// Address (0000:41:00.0 or 41:00.0) or libvirt's name (pci_0000_41_00_0)
+    #[arg(value_parser = parse_device)]
+    pub device: PciAddress,
+    /// How many entries, the newest ones (at most 1000)
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub limit: u32,
+    /// Only entries older than this, in seconds since 1970
+    #[arg(long, value_name = "TIME")]
+    pub before: Option<u64>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum QuarantineCommand {
+    /// Lists devices in quarantine, one a line, with the reason
+    List,
+    /// Resets a device and lets it out of quarantine where it answers
+    Clear(OneDevice),
+    /// Takes a device off the bus, has it found again, and lets it out of quarantine where it answers
+    Recover(OneDevice),
 }
 
 #[derive(Clone, Copy, Debug, Args)]

@@ -97,6 +97,11 @@ impl<'a> Keys<'a> {
         })
     }
 
+    /// True or false.
+    pub(super) fn flag(&mut self, key: &str) -> Option<At<bool>> {
+        self.take_as(key, "true or false", |value| if let DeValue::Boolean(flag) = value { Some(flag) } else { None })
+    }
+
     /// An array of strings.
     pub(super) fn strings(&mut self, key: &str) -> Option<Vec<String>> {
         let strings = self.take_as(key, "an array of strings", |value| {

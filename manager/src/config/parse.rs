@@ -44,6 +44,9 @@ fn top_level(config: &mut Config, mut keys: Keys<'_>) {
         if let Some(units) = policy.strings("pause-units") {
             config.policy.pause_units = units;
         }
+        if let Some(flag) = policy.flag("remove-rescan") {
+            config.policy.remove_rescan = flag.value;
+        }
         policy.finish();
     }
     keys.finish();

@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::jobs::{Concern, Job};
-use super::{Engine, devices, external, machines, now};
+use super::{Engine, devices, external, machines, now, quarantine};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
 use crate::ledger::NamedRequest;
@@ -29,7 +29,9 @@ impl Engine {
         self.has_room(submission.uid)?;
         let concern = match &submission.request {
             Request::Apply { goals, plan_digest } => devices::admit(self, goals, plan_digest.as_deref())?,
-            Request::ClearQuarantine(device) => devices::admit_clearing(self, *device)?,
+            Request::Reset(device) => quarantine::admit_reset(self, *device)?,
+            Request::ClearQuarantine(device) => quarantine::admit_clearing(self, *device)?,
+            Request::Recover(device) => quarantine::admit_recovery(self, *device)?,
             Request::Rescan => Concern { kind: "rescan", ..Concern::default() },
             Request::Claim { spec, .. } => external::admit_claim(self, spec)?,
             Request::ReleaseClaim { claim, epoch } => external::admit_release(self, *claim, *epoch)?,

@@ -10,7 +10,7 @@ use vfio::{Host, Inventory, Kind, PciAddress, reset};
 
 use super::carry::{Task, carry_out, one_line};
 use super::devices::{first_of, observe};
-use super::sanitise::{self, Dirty, How};
+use super::sanitise::{self, Cleaning, Dirty, How};
 use super::worker::{Outcome, Worker};
 use super::{Engine, now};
 use crate::config::{Config, Use};
@@ -220,8 +220,10 @@ pub fn release(worker: &Worker, id: ClaimId, claim: &ClaimRecord) -> Result<Even
     worker.step(format!("sanitising {}", list(&claim.devices)), 0.5);
     // Of what went on at the end of an earlier boot nobody knows.
     let closed = if ledger.is_of_an_earlier_boot(claim) { "unclean" } else { "clean" };
-    let occasion = [("claim", id.to_string()), ("epoch", claim.epoch.to_string()), ("closed", closed.to_owned())];
-    let cleaned = are_there(worker, &ledger, claim).and_then(|()| sanitise::clean(worker, &claim.devices, (How::Reset, &occasion)));
+    let occasion = vec![("claim", id.to_string()), ("epoch", claim.epoch.to_string()), ("closed", closed.to_owned())];
+    let there = are_there(worker, &ledger, claim);
+    let cleaning = Cleaning { how: How::Reset, occasion, ledger: *ledger };
+    let cleaned = there.and_then(|()| sanitise::clean(worker, &claim.devices, &cleaning));
     let detail = |text: &str| BTreeMap::from([("claim".into(), id.to_string()), ("detail".into(), text.to_owned())]);
     let mut events = Events::new();
     match cleaned {

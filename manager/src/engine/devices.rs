@@ -7,12 +7,11 @@ use vfio::{Holders, Host, Inventory, PciAddress};
 use super::Engine;
 use super::carry::{Task, carry_out};
 use super::jobs::{Concern, Work};
-use super::stuck::{self, stuck_in};
 use super::worker::{Outcome, Worker};
 use crate::config::Use;
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
-use crate::ledger::{Ledger, Standing};
+use crate::ledger::Ledger;
 use crate::plan::{self, Move, Plan, Refusal, Side, Situation, Surroundings};
 use crate::request::{Goal, PlanReport};
 
@@ -45,37 +44,6 @@ pub(super) fn begin(engine: &mut Engine, job: JobId, goals: &[Goal], digest: Opt
         Ok(()) => Outcome::done(),
         Err(outcome) => *outcome,
     }))
-}
-
-/// Whether a device's bundle may leave its quarantine.
-pub(super) fn admit_clearing(engine: &Engine, device: PciAddress) -> Result<Concern, Failure> {
-    if !engine.ledger.quarantines.contains_key(&device) {
-        return Err(Failure::new(ErrorKind::Conflict, format!("{device} is not in quarantine")));
-    }
-    let devices = engine.bundle_of(device);
-    match stuck_in(&engine.options.host, &devices) {
-        Some(store) => Err(stuck::failure(&store)),
-        None => Ok(Concern { kind: "clear-quarantine", devices, ..Concern::default() }),
-    }
-}
-
-/// Lets a bundle out of its quarantine. A device that has everything it had before is the host's again; any other stays ours, to
-/// be assigned or released.
-pub(super) fn clear(engine: &mut Engine, device: PciAddress) -> Result<(), Failure> {
-    engine.observe();
-    let devices = engine.bundle_of(device);
-    let inventory = engine.inventory.clone();
-    engine.commit(|ledger| {
-        for device in &devices {
-            ledger.quarantines.remove(device);
-            let now = inventory.devices.get(device).map(plan::original);
-            match ledger.devices.get_mut(device) {
-                Some(record) if now.as_ref() != Some(&record.original) => record.standing = Standing::Active,
-                Some(_) | None => drop(ledger.devices.remove(device)),
-            }
-        }
-        ledger.claims.retain(|_, claim| claim.standing != Standing::Pending || !claim.devices.contains(&device));
-    })
 }
 
 fn same_digest(plan: &Plan, digest: Option<&str>) -> Result<(), Failure> {

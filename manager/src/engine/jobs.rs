@@ -9,7 +9,7 @@ use std::thread;
 use vfio::PciAddress;
 
 use super::worker::{Outcome, Worker};
-use super::{Engine, Message, devices, external, machines, now, reboot};
+use super::{Engine, Message, devices, external, machines, now, quarantine, reboot};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::{JobId, MachineId};
 use crate::request::{Request, Submission};
@@ -123,7 +123,9 @@ impl Engine {
         let Some(request) = self.jobs.0.get_mut(&id).and_then(|job| job.request.take()) else { return };
         let work = match request {
             Request::Apply { goals, plan_digest } => devices::begin(self, id, &goals, plan_digest.as_deref()),
-            Request::ClearQuarantine(device) => devices::clear(self, device).map(|()| Box::new(|_: &Worker| Outcome::done()) as Work),
+            Request::Reset(device) => quarantine::begin_reset(self, id, device),
+            Request::ClearQuarantine(device) => quarantine::begin_clearing(self, id, device),
+            Request::Recover(device) => quarantine::begin_recovery(self, id, device),
             Request::Rescan => Ok(Box::new(|_: &Worker| Outcome::done()) as Work),
             Request::Claim { spec, client } => external::begin_claim(self, id, &spec, client),
             Request::ReleaseClaim { claim, epoch } => external::begin_release(self, claim, epoch),

@@ -10,7 +10,7 @@ use super::{Engine, Publish, external, machines};
 use crate::config::Use;
 use crate::history;
 use crate::id::{ClaimId, JobId};
-use crate::ledger::{ClaimRecord, Standing};
+use crate::ledger::{ClaimRecord, Quarantine, Standing};
 use crate::plan;
 use crate::view::{ClaimState, ClaimView, DeviceState, DeviceView, Event, EventKind, Subject, Update, View};
 
@@ -110,11 +110,16 @@ impl Engine {
         let mut views: BTreeMap<_, _> =
             self.inventory.devices.values().map(|function| (function.address, self.device_view(function))).collect();
         for (address, record) in &self.ledger.devices {
+            let gone = format!("{} is not on the host", record.identity.slot);
+            let (state, reason) = match self.ledger.quarantines.get(address) {
+                Some(quarantine) => (kept_out(quarantine), format!("{}; {gone}", quarantine.reason)),
+                None => (DeviceState::Gone, gone),
+            };
             views.entry(*address).or_insert_with(|| DeviceView {
                 bundle: vec![*address],
                 use_: Use::Observe,
-                state: DeviceState::Gone,
-                reason: format!("{} is not on the host", record.identity.slot),
+                state,
+                reason,
                 claim: self.ledger.claim_on(*address).map(|(id, _)| id),
                 generation: 0,
             });
@@ -140,8 +145,7 @@ impl Engine {
     fn device_state(&self, function: &Function, use_: &Use) -> (DeviceState, String) {
         let device = function.address;
         if let Some(quarantine) = self.ledger.quarantines.get(&device) {
-            let state = if quarantine.stuck { DeviceState::Stuck } else { DeviceState::Quarantined };
-            return (state, quarantine.reason.clone());
+            return (kept_out(quarantine), quarantine.reason.clone());
         }
         let Some(record) = self.ledger.record_of(function) else {
             return (DeviceState::Host, String::new());
@@ -214,6 +218,10 @@ fn lent_to(use_: &Use) -> String {
             format!("gpuward.toml says {} since it was taken: release it to the host first", use_.word())
         }
     }
+}
+
+fn kept_out(quarantine: &Quarantine) -> DeviceState {
+    if quarantine.stuck { DeviceState::Stuck } else { DeviceState::Quarantined }
 }
 
 /// What befell devices between two views without a job of ours that tells it.

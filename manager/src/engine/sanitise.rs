@@ -1,12 +1,13 @@
 //! Cleaning the devices of a bundle, with evidence: each is reset and looked at, and what was seen goes into its history.
 
-use vfio::reset::{self, Report, ResetError};
+use vfio::reset::{self, Report, ResetError, Step};
 use vfio::{Function, Inventory, PciAddress};
 
 use super::carry::one_line;
 use super::worker::Worker;
 use crate::failure::{ErrorKind, Failure};
 use crate::history::{self, Entry, Kind};
+use crate::ledger::Ledger;
 
 /// What is done to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,46 +27,59 @@ pub struct Dirty {
     pub stuck: bool,
 }
 
-/// Why it is done, for the histories: key and value each (`claim`, `epoch`).
-pub type Occasion = [(&'static str, String)];
+/// How devices are cleaned, and what for.
+#[derive(Clone, Debug)]
+pub struct Cleaning {
+    /// What is done to each.
+    pub how: How,
+    /// Why, for their histories: key and value each (`claim`, `epoch`).
+    pub occasion: Vec<(&'static str, String)>,
+    /// Which devices they are: one that does not answer has no serial number to be read.
+    pub ledger: Ledger,
+}
 
 /// Cleans devices in their order, and says what was done to the last one, which the bundle is about.
 ///
 /// # Errors
 /// The first that is not clean. Those after it were not touched.
-pub fn clean(worker: &Worker, devices: &[PciAddress], (how, occasion): (How, &Occasion)) -> Result<String, Dirty> {
+pub fn clean(worker: &Worker, devices: &[PciAddress], cleaning: &Cleaning) -> Result<String, Dirty> {
     let inventory = Inventory::observe(worker.host(), 0);
     let mut done = String::new();
     for device in devices {
         let Some(function) = inventory.devices.get(device) else {
             return Err(Dirty { reason: format!("{device} has left the host"), stuck: false });
         };
-        done = clean_one(worker, function, (how, occasion))?;
+        done = clean_one(worker, function, cleaning)?;
     }
     Ok(done)
 }
 
-fn clean_one(worker: &Worker, function: &Function, (how, occasion): (How, &Occasion)) -> Result<String, Dirty> {
+fn clean_one(worker: &Worker, function: &Function, cleaning: &Cleaning) -> Result<String, Dirty> {
     let (host, deadlines) = (worker.host(), worker.deadlines());
     // After a boot the host's driver has it: it was initialised anew, and must not be reset below that driver.
-    let is_reset = function.is_on_vfio() && (how == How::Reset || reset::choose(function).is_ok());
+    let is_reset = function.is_on_vfio() && (cleaning.how == How::Reset || reset::choose(function).is_ok());
     let report = if is_reset { reset::reset(host, deadlines, function) } else { reset::check(host, deadlines, function) };
     let (kind, text) = match &report.outcome {
         Ok(()) => (if is_reset { Kind::Sanitised } else { Kind::Checked }, summary(&report)),
         Err(error) => (Kind::Reset, format!("not clean: {} {}", function.address, said(error))),
     };
     let mut entry = Entry::new(kind, &text).with("address", function.address);
-    for (key, value) in occasion {
+    for (key, value) in &cleaning.occasion {
         entry = entry.with(key, value);
     }
-    for (number, step) in (1..).zip(&report.steps) {
-        entry = entry.with(&format!("step-{number}"), format!("{}: {} ({} ms)", step.name, step.result, step.took.as_millis()));
-    }
-    history::append(&worker.options.state_dir, &function.identity, entry);
+    let identity = cleaning.ledger.record_of(function).map_or(&function.identity, |record| &record.identity);
+    history::append(&worker.options.state_dir, identity, with_steps(entry, &report.steps));
     match report.outcome {
         Ok(()) => Ok(text),
         Err(error) => Err(Dirty { stuck: error.is_stuck(), reason: format!("{} {}", function.address, said(&error)) }),
     }
+}
+
+/// An entry with what was seen step by step: `step-01`, `step-02`, …
+pub(super) fn with_steps(entry: Entry, steps: &[Step]) -> Entry {
+    (1..).zip(steps).fold(entry, |entry, (number, step)| {
+        entry.with(&format!("step-{number:02}"), format!("{}: {} ({} ms)", step.name, step.result, step.took.as_millis()))
+    })
 }
 
 fn said(error: &ResetError) -> String {

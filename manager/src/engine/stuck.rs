@@ -66,9 +66,11 @@ impl Engine {
         self.publish();
     }
 
-    fn identity_of(&self, device: PciAddress) -> Option<Identity> {
+    /// Which device it is, also where it has left or does not answer: then it has no serial number to be read, but the record has.
+    pub(super) fn identity_of(&self, device: PciAddress) -> Option<Identity> {
+        let seen = self.inventory.devices.get(&device).map(|function| &function.identity);
         let recorded = self.ledger.devices.get(&device).map(|record| &record.identity);
-        recorded.or_else(|| self.inventory.devices.get(&device).map(|function| &function.identity)).cloned()
+        recorded.filter(|recorded| seen.is_none_or(|seen| recorded.matches(seen))).or(seen).cloned()
     }
 
     // Its bundle is quarantined still, but nothing is in the way of clearing it.

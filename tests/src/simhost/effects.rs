@@ -31,14 +31,102 @@ pub fn vanish(tree: &Tree, dir: &str) -> io::Result<()> {
         detach(tree, dir, &driver)?;
     }
     if let Some(group) = group(tree, dir) {
-        let of_group = format!("sys/kernel/iommu_groups/{group}");
-        tree.remove(format!("{of_group}/devices/{}", name(dir)))?;
-        if tree.entries(format!("{of_group}/devices")).is_empty() {
-            tree.remove(of_group)?;
-        }
+        leave_group(tree, dir, &group)?;
     }
     tree.remove(format!("sys/bus/pci/devices/{}", name(dir)))?;
     tree.remove(dir)
+}
+
+fn leave_group(tree: &Tree, dir: &str, group: &str) -> io::Result<()> {
+    let of_group = format!("sys/kernel/iommu_groups/{group}");
+    tree.remove(format!("{of_group}/devices/{}", name(dir)))?;
+    if tree.entries(format!("{of_group}/devices")).is_empty() {
+        tree.remove(of_group)?;
+    }
+    Ok(())
+}
+
+const REMOVED: &str = ".sim/removed";
+
+/// Takes the function in `dir` off the bus until the next rescan, if it still answers then.
+///
+/// # Errors
+/// The file system's.
+pub fn remove(tree: &Tree, dir: &str) -> io::Result<()> {
+    if let Some(driver) = tree.link_name(format!("{dir}/driver")) {
+        detach(tree, dir, &driver)?;
+    }
+    let lies = format!("{REMOVED}/{}", name(dir));
+    tree.write(format!("{lies}/dir"), dir)?;
+    if let Some(group) = group(tree, dir) {
+        tree.write(format!("{lies}/group"), &group)?;
+        leave_group(tree, dir, &group)?;
+        tree.remove(format!("{dir}/iommu_group"))?;
+    }
+    tree.remove(format!("sys/bus/pci/devices/{}", name(dir)))?;
+    tree.rename(dir, format!("{lies}/files"))
+}
+
+/// Lets those that were removed and answer be seen again, as the kernel finds them: nothing is left of what it was told. Gives their
+/// addresses. The group has the number it had: `iommu_group_alloc` takes the lowest that is free.
+///
+/// # Errors
+/// The file system's.
+pub fn find_removed(tree: &Tree) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for address in tree.entries(REMOVED) {
+        let lies = format!("{REMOVED}/{address}");
+        let dir = tree.read(format!("{lies}/dir"));
+        heal(tree, &address, &format!("{lies}/files"))?;
+        if is_silent(tree, &format!("{lies}/files"))? {
+            continue;
+        }
+        tree.rename(format!("{lies}/files"), &dir)?;
+        let methods = tree.read(format!("{PRIVATE}/functions/{address}/reset_methods"));
+        for (file, text) in [("driver_override", "(null)"), ("power/control", "on"), ("power_state", "D0"), ("d3cold_allowed", "1")] {
+            tree.write(format!("{dir}/{file}"), format!("{text}\n"))?;
+        }
+        if !methods.is_empty() {
+            tree.write(format!("{dir}/reset_method"), format!("{methods}\n"))?;
+        }
+        appear(tree, &dir, tree.read(format!("{lies}/group")).parse().ok())?;
+        tree.remove(&lies)?;
+        found.push(address);
+    }
+    Ok(found)
+}
+
+/// What a reset leaves of the function in `dir`: what a test said with [`super::SimHost::after_reset`], else all as it was.
+///
+/// # Errors
+/// The file system's.
+pub fn reset(tree: &Tree, dir: &str) -> io::Result<()> {
+    let config = format!("{dir}/config");
+    let own = tree.bytes(&config)?;
+    let left = match tree.read(format!("{PRIVATE}/functions/{}/after_reset", name(dir))).as_str() {
+        "silent" | "dead" => vec![0xff; own.len()],
+        "without-regions" => [&own[..0x10], &[0; 24], &own[0x28..]].concat(),
+        _ => return Ok(()),
+    };
+    let kept = format!("{PRIVATE}/functions/{}/config", name(dir));
+    if !tree.exists(&kept) {
+        tree.write(kept, own)?;
+    }
+    tree.write(config, left)
+}
+
+// One that only needed to be found anew has its configuration space back; one that is dead has not.
+fn heal(tree: &Tree, address: &str, files: &str) -> io::Result<()> {
+    let own = format!("{PRIVATE}/functions/{address}/config");
+    if tree.exists(&own) && tree.read(format!("{PRIVATE}/functions/{address}/after_reset")) != "dead" {
+        tree.write(format!("{files}/config"), tree.bytes(&own)?)?;
+    }
+    Ok(())
+}
+
+// `pci_bus_read_dev_vendor_id`: what reads as ones is not there.
+fn is_silent(tree: &Tree, files: &str) -> io::Result<bool> {
+    Ok(tree.bytes(format!("{files}/config"))?.starts_with(&[0xff; 4]))
 }
 
 /// Where the files of virtual function `number` of the function in `dir` lie until it is enabled.

@@ -36,6 +36,10 @@ pub fn lay_function(tree: &Tree, laid: &Laid, placed: &Placed, model: &Model, ba
     tree.write(format!("{}/config", laid.dir), config_space(&source))?;
     put("resource", resource(model, bases))?;
     lay_link(tree, laid, model)?;
+    // A virtual function has none: it goes with its physical one (`pci_dev_hp_attrs_are_visible`).
+    if !laid.is_virtual {
+        put("remove", String::new())?;
+    }
     lay_reset(tree, laid, model)?;
     if let Some(sriov) = &model.sriov {
         put("sriov_totalvfs", sriov.total.to_string())?;

@@ -41,6 +41,7 @@ pub fn lay(tree: &Tree, description: &Description) -> io::Result<()> {
     tree.write("proc/mounts", format!("/dev/sda2 / ext4 rw,relatime 0 0\n{}\n", description.mounts.join("\n")))?;
     tree.write(format!("lib/modules/{RELEASE}/modules.alias"), ALIASES)?;
     tree.write("sys/bus/pci/drivers_probe", "")?;
+    tree.write("sys/bus/pci/rescan", "")?;
     tree.write("sys/bus/pci/drivers_autoprobe", "1\n")?;
     tree.write("sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "N\n")?;
     tree.write("dev/vfio/vfio", "")?;

@@ -97,6 +97,19 @@ impl SimRoot {
     }
 }
 
+/// What a reset leaves of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// All as it was.
+    Whole,
+    /// Configuration space reads as ones (P32), until it is taken off the bus and found again.
+    Silent,
+    /// Configuration space reads as ones, for good.
+    Dead,
+    /// Its regions have lost their addresses (P35).
+    WithoutRegions,
+}
+
 /// A simulated host with its own root and kernel.
 #[derive(Debug)]
 pub struct SimHost {
@@ -186,6 +199,36 @@ impl SimHost {
             Some(dir) => effects::vanish(&tree, &dir.to_string_lossy()),
             None => Ok(()),
         }
+    }
+
+    /// What the next resets of the function at `address` leave of it.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn after_reset(&self, address: &str, left: Left) -> io::Result<()> {
+        let word = match left {
+            Left::Whole => "",
+            Left::Silent => "silent",
+            Left::Dead => "dead",
+            Left::WithoutRegions => "without-regions",
+        };
+        Tree::new(self.root()).write(format!("{PRIVATE}/functions/{address}/after_reset"), word)
+    }
+
+    /// Lets the function at `address`, which a reset left otherwise, be as it was.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn answer_again(&self, address: &str) -> io::Result<()> {
+        let tree = Tree::new(self.root());
+        let own = tree.bytes(format!("{PRIVATE}/functions/{address}/config"))?;
+        tree.remove(format!("{PRIVATE}/functions/{address}/config"))?;
+        tree.write(format!("sys/bus/pci/devices/{address}/config"), own)
+    }
+
+    /// How often the function at `address` was reset.
+    pub fn resets(&self, address: &str) -> u32 {
+        Tree::new(self.root()).read(format!("{PRIVATE}/functions/{address}/resets")).parse().unwrap_or(0)
     }
 
     /// Changes `file` as somebody else would: a driver, the firmware, an administrator.

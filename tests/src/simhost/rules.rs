@@ -26,6 +26,8 @@ pub enum Attribute {
     Unbind(String),
     /// `drivers_probe`.
     DriversProbe,
+    /// `rescan` of all buses.
+    Rescan,
     /// A file of the function in this directory.
     Function(String, FunctionFile),
 }
@@ -37,6 +39,7 @@ pub enum FunctionFile {
     DriverOverride,
     PowerControl,
     D3coldAllowed,
+    Remove,
     Reset,
     ResetMethod,
     SriovNumvfs,
@@ -55,6 +58,9 @@ impl Attribute {
         if real == "sys/bus/pci/drivers_probe" {
             return Ok(Self::DriversProbe);
         }
+        if real == "sys/bus/pci/rescan" {
+            return Ok(Self::Rescan);
+        }
         if let Some((driver, file)) = real.strip_prefix("sys/bus/pci/drivers/").and_then(|rest| rest.split_once('/')) {
             return match file {
                 "bind" => Ok(Self::Bind(driver.into())),
@@ -69,7 +75,7 @@ impl Attribute {
     pub fn locks(&self, tree: &Tree, value: &str) -> Option<String> {
         match self {
             Self::Bind(_) | Self::Unbind(_) | Self::DriversProbe => find_device(tree, value),
-            Self::Function(_, FunctionFile::D3coldAllowed | FunctionFile::ResetMethod) => None,
+            Self::Rescan | Self::Function(_, FunctionFile::D3coldAllowed | FunctionFile::ResetMethod) => None,
             Self::Function(dir, _) => Some(dir.clone()),
         }
     }
@@ -84,7 +90,11 @@ impl Attribute {
                 Some(dir) if driver_of(tree, &dir).as_deref() == Some(driver) => effects::nodes(tree, &dir, driver),
                 _ => Vec::new(),
             },
-            Self::Bind(_) | Self::DriversProbe | Self::Function(..) => Vec::new(),
+            // `remove` takes the driver away first.
+            Self::Function(dir, FunctionFile::Remove) => {
+                driver_of(tree, dir).map(|driver| effects::nodes(tree, dir, &driver)).unwrap_or_default()
+            }
+            Self::Bind(_) | Self::DriversProbe | Self::Rescan | Self::Function(..) => Vec::new(),
         }
     }
 
@@ -101,16 +111,18 @@ impl Attribute {
             Self::Bind(driver) => bind_store(tree, driver, value),
             Self::Unbind(driver) => unbind_store(tree, driver, value),
             Self::DriversProbe => drivers_probe_store(tree, value),
+            Self::Rescan => rescan_store(tree, value),
             Self::Function(dir, file) => file.store(tree, dir, value),
         }
     }
 }
 
 impl FunctionFile {
-    const NAMES: [(&str, Self); 7] = [
+    const NAMES: [(&str, Self); 8] = [
         ("/driver_override", Self::DriverOverride),
         ("/power/control", Self::PowerControl),
         ("/d3cold_allowed", Self::D3coldAllowed),
+        ("/remove", Self::Remove),
         ("/reset", Self::Reset),
         ("/reset_method", Self::ResetMethod),
         ("/sriov_numvfs", Self::SriovNumvfs),
@@ -128,6 +140,7 @@ impl FunctionFile {
             Self::DriverOverride => driver_override_store(tree, dir, value),
             Self::PowerControl => control_store(tree, dir, value),
             Self::D3coldAllowed => d3cold_allowed_store(tree, dir, value),
+            Self::Remove => remove_store(tree, dir, value),
             Self::Reset => reset_store(tree, dir, value),
             Self::ResetMethod => reset_method_store(tree, dir, value),
             Self::SriovNumvfs => sriov_numvfs_store(tree, dir, value),
@@ -213,7 +226,33 @@ fn reset_store(tree: &Tree, dir: &str, value: &str) -> Result<(), Errno> {
         return Err(Errno::NOTTY);
     }
     let count: u32 = tree.read(private(dir, "resets")).parse().unwrap_or(0);
-    kernel_moved(tree.write(private(dir, "resets"), (count + 1).to_string()))
+    moved(tree.write(private(dir, "resets"), (count + 1).to_string()));
+    kernel_moved(effects::reset(tree, dir))
+}
+
+/// `remove_store` (drivers/pci/pci-sysfs.c): EINVAL unless a number, nothing for 0; `pci_stop_and_remove_bus_device_locked` takes the
+/// driver away, and a physical function's virtual ones with it.
+fn remove_store(tree: &Tree, dir: &str, value: &str) -> Result<(), Errno> {
+    if number(value)? == 0 {
+        return Ok(());
+    }
+    let enabled = tree.read(format!("{dir}/sriov_numvfs")).parse().unwrap_or(0);
+    if enabled > 0 {
+        disable_sriov(tree, dir, enabled)?;
+    }
+    kernel_moved(effects::remove(tree, dir))
+}
+
+/// `rescan_store` (drivers/pci/pci-sysfs.c): EINVAL unless a number, nothing for 0; `pci_rescan_bus` finds what answers, with nothing
+/// left of what the kernel knew of it, and offers it to the drivers (`pci_bus_add_device`).
+fn rescan_store(tree: &Tree, value: &str) -> Result<(), Errno> {
+    if number(value)? == 0 {
+        return Ok(());
+    }
+    for found in moved(effects::find_removed(tree)) {
+        drivers_probe_store(tree, &found)?;
+    }
+    Ok(())
 }
 
 /// `reset_method_store` (drivers/pci/pci.c): a list of methods that the function supports, in the order wanted; an empty line

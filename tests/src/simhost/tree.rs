@@ -35,6 +35,14 @@ impl Tree {
         fs::read_to_string(self.root.join(file)).unwrap_or_default().trim_end().to_owned()
     }
 
+    /// The bytes of `file`.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn bytes(&self, file: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+        fs::read(self.root.join(file))
+    }
+
     /// The last element of what the link `file` points to.
     pub fn link_name(&self, file: impl AsRef<Path>) -> Option<String> {
         let target = fs::read_link(self.root.join(file)).ok()?;

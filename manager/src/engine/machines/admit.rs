@@ -42,9 +42,13 @@ pub(super) fn admit(engine: &mut Engine, request: &Request) -> Result<Concern, F
             admit_removal(engine, *machine)?;
             Ok(concern("machine-remove", *machine))
         }
-        Request::Apply { .. } | Request::Rescan | Request::ClearQuarantine(_) | Request::Claim { .. } | Request::ReleaseClaim { .. } => {
-            Err(Failure::new(ErrorKind::Internal, "this is not about a machine"))
-        }
+        Request::Apply { .. }
+        | Request::Rescan
+        | Request::Reset(_)
+        | Request::ClearQuarantine(_)
+        | Request::Recover(_)
+        | Request::Claim { .. }
+        | Request::ReleaseClaim { .. } => Err(Failure::new(ErrorKind::Internal, "this is not about a machine")),
     }
 }
 

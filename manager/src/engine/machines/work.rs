@@ -30,9 +30,13 @@ pub(super) fn begin(engine: &mut Engine, job: JobId, request: Request) -> Result
         Request::StopMachine(machine) => begin_stop(engine, machine),
         Request::KillMachine(machine) => begin_kill(engine, job, machine),
         Request::RemoveMachine(machine) => begin_removal(engine, machine),
-        Request::Apply { .. } | Request::Rescan | Request::ClearQuarantine(_) | Request::Claim { .. } | Request::ReleaseClaim { .. } => {
-            Err(Failure::new(ErrorKind::Internal, "this is not about a machine"))
-        }
+        Request::Apply { .. }
+        | Request::Rescan
+        | Request::Reset(_)
+        | Request::ClearQuarantine(_)
+        | Request::Recover(_)
+        | Request::Claim { .. }
+        | Request::ReleaseClaim { .. } => Err(Failure::new(ErrorKind::Internal, "this is not about a machine")),
     }
 }
 

@@ -41,7 +41,8 @@ pub struct Ledger {
     pub requests: Vec<NamedRequest>,
 }
 
-/// Major and minor version of a file's format: a newer minor one may be read, a newer major one may not.
+/// Major and minor version of a file's format: the next minor one may be read, so that an upgrade can be taken back; anything newer
+/// may not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Format {
     /// Grows with changes that older versions would misread.

@@ -403,6 +403,37 @@ fn a_second_daemon_does_not_take_over() {
     host.call(MANAGER, "GetDevice", &(GPU,)).expect("the first one answers");
 }
 
+/// Whether the host takes changes, and why not.
+fn host_state(host: &Operated) -> String {
+    let proxy = zbus::fdo::PropertiesProxy::builder(host.client.bus()).destination("org.gpuward1").path("/org/gpuward1");
+    let entry = host.client.wait(async { proxy.build().await?.get_all("org.gpuward1.Manager".try_into()?).await.map_err(Into::into) });
+    let entry = Record(entry.expect("read"));
+    format!("{} {}", entry.text("HostState"), entry.text("HostStateReason"))
+}
+
+#[test]
+fn a_ledger_that_is_torn_is_named_on_the_bus_and_nothing_is_stored() {
+    let mut host = start();
+    host.finish((&path_of(GPU), "Device"), "Assign", &(Options::new(),)).expect("admitted");
+    host.finish(MANAGER, "Claim", &(wanted("manual"), Options::new())).expect("admitted");
+    host.session.kill_daemon().expect("killed");
+    let file = |name: &str| host.session.root().join(name);
+    let (ledger, owned) = (file("var/lib/gpuward/ledger.json"), file("run/gpuward/owned.json"));
+    let good = std::fs::read(&ledger).expect("there");
+    let torn = &good[..good.len() / 2];
+    std::fs::write(&ledger, torn).expect("written");
+    let in_force = std::fs::read(&owned).expect("there");
+    host.session.start_daemon().expect("started");
+    let state = host_state(&host);
+    assert!(state.starts_with("degraded ") && state.contains("var/lib/gpuward/ledger.json is damaged"), "{state}");
+    let refused = host.refused(MANAGER, "Claim", &(wanted("manual"), Options::new()));
+    assert_eq!((refused.kind, refused.why.concat().contains("ledger.json")), (ErrorKind::HostNotReady, true), "{refused}");
+    assert!(host.objects().expect("listed").contains_key(&path_of(GPU)), "reads are answered");
+    host.session.stop_daemon().expect("ended");
+    assert_eq!(std::fs::read(&ledger).expect("there"), torn);
+    assert_eq!(std::fs::read(&owned).expect("there"), in_force, "the last word to libvirt's hook holds");
+}
+
 #[test]
 fn a_configuration_with_a_fault_stops_changes_until_it_is_mended() {
     let host = start();
@@ -412,12 +443,7 @@ fn a_configuration_with_a_fault_stops_changes_until_it_is_mended() {
         let pid = host.session.daemon_pid().and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed())).expect("it runs");
         rustix::process::kill_process(pid, rustix::process::Signal::HUP).expect("told");
     };
-    let state = || -> String {
-        let proxy = zbus::fdo::PropertiesProxy::builder(host.client.bus()).destination("org.gpuward1").path("/org/gpuward1");
-        let entry = host.client.wait(async { proxy.build().await?.get_all("org.gpuward1.Manager".try_into()?).await.map_err(Into::into) });
-        let entry = Record(entry.expect("read"));
-        format!("{} {}", entry.text("HostState"), entry.text("HostStateReason"))
-    };
+    let state = || host_state(&host);
     std::fs::write(&file, format!("{good}\n[limitz]\n")).expect("written");
     reload();
     until(&host, |_| state().starts_with("degraded") && state().contains("limitz"));

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use manager::engine::StartFailed;
 use manager::failure::ErrorKind;
+use manager::ledger::FORMAT;
 use manager::ledger::store::StoreFailed;
 use manager::request::Request;
 use manager::view::{DeviceState, HostState, JobState, View};
@@ -134,10 +135,16 @@ fn a_ledger_that_cannot_be_used_makes_the_daemon_read_only() {
     let good = fs::read_to_string(&file).unwrap();
     let owned = fs::read(managed.files().join("run/owned.json")).unwrap();
     let mut managed = managed;
+    let known = format!("this version knows {}.{}", FORMAT.major, FORMAT.minor);
+    let (newer, older) = (FORMAT.major + 1, FORMAT.major - 1);
     let cases = [
-        (good[..good.len() / 2].to_owned(), "is damaged"),
-        (good.replace("\"major\": 1", "\"major\": 2"), "has format 2.0, this version knows 1.0"),
-        (String::new(), "is damaged"),
+        (good[..good.len() / 2].to_owned(), "is damaged".to_owned()),
+        (good[..good.len() - 1].to_owned(), "is damaged".into()),
+        (String::new(), "is damaged".into()),
+        (good.replace("\"next-epoch\": ", "\"next-epoch\": -"), "is damaged".into()),
+        (of_format(&good, newer, 0), format!("has format {newer}.0, {known}")),
+        (of_format(&good, older, 0), format!("has format {older}.0, {known}")),
+        (of_format(&good, FORMAT.major, FORMAT.minor + 2), format!("has format {}.{}, {known}", FORMAT.major, FORMAT.minor + 2)),
     ];
     for (text, reason) in cases {
         fs::write(&file, &text).unwrap();
@@ -145,7 +152,7 @@ fn a_ledger_that_cannot_be_used_makes_the_daemon_read_only() {
         let daemon = managed.start().unwrap();
         let view = daemon.until(|view| view.host_state != HostState::Recovering);
         let HostState::Degraded { reason: told } = &view.host_state else { panic!("{:?}", view.host_state) };
-        assert!(told.contains("ledger.json") && told.contains(reason), "{told}");
+        assert!(told.contains("ledger.json") && told.contains(&reason), "{told}");
         assert!(view.inventory.devices.contains_key(&gpu()), "reads are answered");
         let refused = daemon.apply(&[release(gpu())]).unwrap_err();
         assert_eq!(refused.kind, ErrorKind::HostNotReady);
@@ -154,9 +161,41 @@ fn a_ledger_that_cannot_be_used_makes_the_daemon_read_only() {
         assert_eq!(fs::read(managed.files().join("run/owned.json")).unwrap(), owned, "the last owned.json stays in force");
         assert!(managed.sim.kernel.stored().is_empty());
     }
-    fs::write(&file, good.replace("\"minor\": 0", "\"minor\": 1")).unwrap();
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    managed = managed.restart();
+    let daemon = managed.start().unwrap();
+    let view = daemon.until(|view| view.host_state != HostState::Recovering);
+    let HostState::Degraded { reason } = &view.host_state else { panic!("{:?}", view.host_state) };
+    assert!(reason.starts_with("cannot read ") && reason.contains("ledger.json"), "{reason}");
+    daemon.stop();
+    assert_eq!(fs::read(managed.files().join("run/owned.json")).unwrap(), owned);
+}
+
+/// The ledger as a version with another format would have written it.
+fn of_format(ledger: &str, major: u32, minor: u32) -> String {
+    let mut ledger: serde_json::Value = serde_json::from_str(ledger).unwrap();
+    ledger["format"] = serde_json::json!({ "major": major, "minor": minor });
+    ledger["of-a-later-version"] = true.into();
+    ledger.to_string()
+}
+
+#[test]
+fn a_ledger_of_the_next_minor_format_is_read_and_written_in_ones_own() {
+    let managed = dgx();
+    let (daemon, _) = start(&managed);
+    daemon.apply(&[assign(gpu())]).unwrap();
+    daemon.stop();
+    let file = managed.files().join("state/ledger.json");
+    let good = fs::read_to_string(&file).unwrap();
+    fs::write(&file, of_format(&good, FORMAT.major, FORMAT.minor + 1)).unwrap();
     let managed = managed.restart();
-    assert_eq!(start(&managed).1, DeviceState::Free, "a newer minor format may be read");
+    let (daemon, state) = start(&managed);
+    assert_eq!(state, DeviceState::Free);
+    assert_eq!(daemon.apply(&[release(gpu())]).unwrap().state, JobState::Done);
+    let written = fs::read_to_string(&file).unwrap();
+    assert!(!written.contains("of-a-later-version"));
+    assert_eq!(managed.ledger().unwrap().format, FORMAT);
 }
 
 #[test]

@@ -41,9 +41,9 @@ pub enum StoreFailed {
         #[source]
         source: serde_json::Error,
     },
-    /// A newer gpuward wrote it.
-    #[error("{} has format {}.{}, this version knows {}.{}; a newer gpuward wrote it", path.display(), found.major, found.minor, FORMAT.major, FORMAT.minor)]
-    Newer {
+    /// Another version of gpuward wrote it.
+    #[error("{} has format {}.{}, this version knows {}.{}; another gpuward wrote it", path.display(), found.major, found.minor, FORMAT.major, FORMAT.minor)]
+    Foreign {
         /// The file.
         path: PathBuf,
         /// Its format.
@@ -90,10 +90,12 @@ pub fn load(state_dir: &Path) -> Result<Ledger, StoreFailed> {
     }
     let damaged = |source| StoreFailed::Damaged { path: path.clone(), source };
     let found = serde_json::from_slice::<Head>(&text).map_err(damaged)?.format;
-    if found.major > FORMAT.major {
-        return Err(StoreFailed::Newer { path, found });
+    if found.major != FORMAT.major || found.minor > FORMAT.minor + 1 {
+        return Err(StoreFailed::Foreign { path, found });
     }
-    serde_json::from_slice(&text).map_err(damaged)
+    let ledger: Ledger = serde_json::from_slice(&text).map_err(damaged)?;
+    // What a newer version added is not known here, nor written again.
+    Ok(Ledger { format: FORMAT, ..ledger })
 }
 
 /// Replaces the ledger in `state_dir`.

@@ -19,6 +19,9 @@ pub enum ApplyError {
     /// It could not be journaled, so it was not done.
     #[error(transparent)]
     Journal(#[from] JournalError),
+    /// Somebody holds a device, or its unit could not be paused.
+    #[error("{0}")]
+    Held(Box<Failure>),
     /// Somebody canceled the job.
     #[error("canceled")]
     Canceled,
@@ -29,7 +32,7 @@ impl ApplyError {
     pub fn is_stuck(&self) -> bool {
         match self {
             Self::Change(error) => error.is_stuck(),
-            Self::Journal(_) | Self::Canceled => false,
+            Self::Journal(_) | Self::Held(_) | Self::Canceled => false,
         }
     }
 
@@ -39,12 +42,15 @@ impl ApplyError {
             Self::Change(error) if error.is_stuck() => {
                 Failure::of(ErrorKind::Stuck, error).remedy("the driver may still answer; restart the host where it does not")
             }
+            Self::Change(error @ ChangeError::Store { source, .. }) if source.is_in_use() => Failure::of(ErrorKind::Held, error)
+                .remedy("stop what uses the GPU: nvidia-persistenced, DCGM, anything that has NVML or CUDA open"),
             Self::Change(error @ ChangeError::Moved { .. }) => Failure::of(ErrorKind::Conflict, error).remedy("look again, then ask again"),
             Self::Change(error @ ChangeError::Gone { .. }) => Failure::of(ErrorKind::NoSuchDevice, error),
             Self::Change(error @ (ChangeError::Store { .. } | ChangeError::NotTaken { .. } | ChangeError::Unreadable { .. })) => {
                 Failure::of(ErrorKind::Internal, error).remedy("the kernel's log says what the driver met")
             }
             Self::Journal(error) => Failure::of(ErrorKind::Internal, error),
+            Self::Held(failure) => (**failure).clone(),
             Self::Canceled => Failure::new(ErrorKind::Canceled, "canceled; what had been done was undone"),
         }
     }

@@ -30,6 +30,7 @@ mod devices;
 pub mod external;
 mod jobs;
 pub mod machines;
+mod pause;
 mod publish;
 mod quarantine;
 mod reboot;

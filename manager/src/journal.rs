@@ -1,6 +1,6 @@
 //! The journal of a job: what it is about to change, durable before each change.
 //!
-//! One file a job, a line a fact: a header, then a `begin` line before each change. It lies in the run directory, because every knob
+//! One file a job, a line a fact: a header, then a line before each unit that is paused and before each change that is begun. It lies in the run directory, because every knob
 //! in it forgets its value at a reboot. Removed when the ledger says how the job ended; kept as `<job>.failed.jsonl` where undoing it
 //! failed.
 
@@ -32,6 +32,7 @@ pub struct Header {
 #[serde(rename_all = "kebab-case")]
 enum Line {
     Header(Header),
+    Paused(String),
     Begin(Change),
 }
 
@@ -59,6 +60,8 @@ pub struct Left {
     pub path: PathBuf,
     /// Its header.
     pub header: Header,
+    /// Units that were paused: they may not have been started again.
+    pub paused: Vec<String>,
     /// Changes that were begun, in order: the last one may or may not have been made.
     pub begun: Vec<Change>,
 }
@@ -89,6 +92,14 @@ impl Journal {
     /// It cannot be written durably: do not make the change.
     pub fn begin(&mut self, change: &Change) -> Result<(), JournalError> {
         self.append(&Line::Begin(change.clone()))
+    }
+
+    /// Says that a unit is about to be paused.
+    ///
+    /// # Errors
+    /// It cannot be written durably: do not pause it.
+    pub fn pause(&mut self, unit: &str) -> Result<(), JournalError> {
+        self.append(&Line::Paused(unit.into()))
     }
 
     fn append(&mut self, line: &Line) -> Result<(), JournalError> {
@@ -162,7 +173,7 @@ pub fn left(run_dir: &Path) -> Result<Vec<Left>, JournalError> {
         }
         let text = fs::read(&path).map_err(|source| JournalError { verb: "read", path: path.clone(), source })?;
         match parse(&text) {
-            Some((header, begun)) => journals.push(Left { path, header, begun }),
+            Some((header, lines)) => journals.push(of_lines(path, header, lines)),
             None => remove(&path)?,
         }
     }
@@ -170,14 +181,22 @@ pub fn left(run_dir: &Path) -> Result<Vec<Left>, JournalError> {
     Ok(journals)
 }
 
-fn parse(text: &[u8]) -> Option<(Header, Vec<Change>)> {
+fn of_lines(path: PathBuf, header: Header, lines: Vec<Line>) -> Left {
+    let (mut paused, mut begun) = (Vec::new(), Vec::new());
+    for line in lines {
+        match line {
+            Line::Paused(unit) => paused.push(unit),
+            Line::Begin(change) => begun.push(change),
+            Line::Header(_) => break,
+        }
+    }
+    Left { path, header, paused, begun }
+}
+
+fn parse(text: &[u8]) -> Option<(Header, Vec<Line>)> {
     let mut lines = text.split_inclusive(|byte| *byte == b'\n').map_while(|line| serde_json::from_slice(line.strip_suffix(b"\n")?).ok());
     let Some(Line::Header(header)) = lines.next() else { return None };
-    let begun = lines.map_while(|line| match line {
-        Line::Begin(change) => Some(change),
-        Line::Header(_) => None,
-    });
-    Some((header, begun.collect()))
+    Some((header, lines.collect()))
 }
 
 #[cfg(test)]

@@ -54,6 +54,9 @@ pub struct Surroundings {
 pub struct Plan {
     /// The bundles it moves.
     pub moves: Vec<Move>,
+    /// Units of the host that hold devices of these bundles, each with one of them: paused before the first change, started again
+    /// after the last one, however the job ends.
+    pub pauses: BTreeMap<String, PciAddress>,
     /// What is changed, in order.
     pub stages: Vec<Vec<Change>>,
 }
@@ -103,18 +106,28 @@ impl Plan {
     /// Its changes for a person. A knob that is only held where it is, is not shown, nor is a stage of such knobs counted.
     pub fn steps(&self) -> Vec<PlanStep> {
         let shown = |changes: &'_ &Vec<Change>| changes.iter().any(|change| !change.is_nothing());
+        let last = u32::try_from(self.stages.iter().filter(shown).count()).unwrap_or(u32::MAX).saturating_add(1);
         let numbered = (1..).zip(self.stages.iter().filter(shown));
         let changes = numbered.flat_map(|(stage, changes)| changes.iter().map(move |change| (stage, change)));
-        changes
-            .filter(|(_, change)| !change.is_nothing())
-            .map(|(stage, change)| PlanStep {
-                stage,
-                device: change.device(),
-                knob: change.knob().into(),
-                from: change.from(),
-                to: change.to(),
-            })
-            .collect()
+        let changes = changes.filter(|(_, change)| !change.is_nothing()).map(|(stage, change)| PlanStep {
+            stage,
+            device: change.device(),
+            knob: change.knob().into(),
+            from: change.from(),
+            to: change.to(),
+        });
+        self.pause_steps(0, ("active", "paused")).chain(changes).chain(self.pause_steps(last, ("paused", "active"))).collect()
+    }
+
+    fn pause_steps(&self, stage: u32, (from, to): (&'static str, &'static str)) -> impl Iterator<Item = PlanStep> {
+        let step = move |(unit, device): (&String, &PciAddress)| PlanStep {
+            stage,
+            device: *device,
+            knob: unit.clone(),
+            from: from.into(),
+            to: to.into(),
+        };
+        self.pauses.iter().map(step)
     }
 }
 
@@ -141,6 +154,7 @@ pub fn plan(situation: &Situation<'_>, goals: &[Goal]) -> Result<Plan, Vec<Refus
     let mut refusals = Vec::new();
     let mut moves: Vec<Move> = Vec::new();
     let mut lanes = Vec::new();
+    let mut pauses = BTreeMap::new();
     for goal in goals {
         let (device, to, force) = match goal {
             Goal::Assign { device, force } => (*device, Side::Pool, *force),
@@ -164,10 +178,11 @@ pub fn plan(situation: &Situation<'_>, goals: &[Goal]) -> Result<Plan, Vec<Refus
             Side::Pool => check::assign(situation, &bundle, force, &lane),
             Side::Host => check::release(situation, &bundle, &lane),
         });
+        pauses.extend(check::pauses(situation, &bundle, &lane));
         lanes.push(lane);
         moves.push(Move { to, devices: bundle.devices });
     }
-    if refusals.is_empty() { Ok(Plan { moves, stages: stages(&lanes) }) } else { Err(refusals) }
+    if refusals.is_empty() { Ok(Plan { moves, pauses, stages: stages(&lanes) }) } else { Err(refusals) }
 }
 
 fn stages(lanes: &[Vec<Change>]) -> Vec<Vec<Change>> {

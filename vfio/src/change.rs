@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Binding, Host, HostError, PciAddress, StoreError};
+use crate::{Binding, Host, HostError, PciAddress, StoreError, nvidia};
 
 /// One knob with the value it has and the value it is to have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +70,8 @@ pub struct Deadlines {
     pub wake: Duration,
     /// Until a function that was reset answers as itself, its regions in place.
     pub settle: Duration,
+    /// Until a unit of the host has stopped or started (systemd's own limit is 90 s).
+    pub unit: Duration,
     /// Every other attribute.
     pub other: Duration,
     /// Until a value read back is the one stored.
@@ -85,6 +87,7 @@ impl Default for Deadlines {
             reset: seconds(90),
             wake: seconds(10),
             settle: seconds(5),
+            unit: seconds(100),
             other: seconds(5),
             read_back: seconds(2),
         }
@@ -292,7 +295,8 @@ impl Change {
     /// # Errors
     /// The function has left, or the knob cannot be read.
     pub fn is_made(&self, host: &Host) -> Result<bool, ChangeError> {
-        Ok(self.from_now(host)?.is_nothing())
+        let is_kept = || matches!(self, Self::Binding { device, .. } if nvidia::is_kept(host, *device));
+        Ok(self.from_now(host)?.is_nothing() && !is_kept())
     }
 
     /// Refuses where the knob has not the value it was planned from.
@@ -342,7 +346,7 @@ impl Change {
         loop {
             let now = self.from_now(host)?;
             match &stored {
-                _ if now.is_nothing() => return Ok(()),
+                _ if now.is_nothing() && self.is_made(host)? => return Ok(()),
                 Err(_) => break,
                 Ok(()) if Instant::now() >= until => return Err(ChangeError::NotTaken { device, knob, to, found: now.from() }),
                 Ok(()) => thread::sleep(Duration::from_millis(5)),
@@ -362,6 +366,7 @@ fn bind(host: &Host, device: PciAddress, to: &Binding, deadlines: &Deadlines) ->
     let address = device.to_string();
     let unbind = || match now().driver {
         Some(driver) if Some(&driver) != to.driver.as_ref() => {
+            nvidia::take(host, device, deadlines)?;
             let stored = store(host, &attribute(device, "driver/unbind"), &address, deadlines);
             // A stuck driver holds the device's lock, and reading the override takes it too (`driver_override_show`).
             if matches!(stored, Err(StoreError::Stuck { .. })) {
@@ -372,6 +377,7 @@ fn bind(host: &Host, device: PciAddress, to: &Binding, deadlines: &Deadlines) ->
         }
         Some(_) | None => Ok(()),
     };
+    nvidia::give_back(host, device, deadlines)?;
     if now().driver_override != to.driver_override {
         let name = to.driver_override.as_deref().unwrap_or("\n");
         store(host, &attribute(device, "driver_override"), name, deadlines)?;

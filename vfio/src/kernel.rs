@@ -85,6 +85,11 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// NVIDIA's driver says that the GPU is in use: it could not be kept from its users.
+    pub fn is_in_use(&self) -> bool {
+        matches!(self, Self::Refused { attribute, .. } if attribute.ends_with("unbindLock"))
+    }
+
     /// The errno the kernel answered with; `None` where it has not answered.
     pub fn errno(&self) -> Option<i32> {
         match self {

@@ -21,6 +21,7 @@ mod inventory;
 mod iomem;
 mod kernel;
 mod linux;
+mod nvidia;
 mod observe;
 pub mod rescan;
 pub mod reset;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use vfio::PciAddress;
 
 use super::now;
+use super::pause::{pause, resume};
 use super::worker::{Outcome, Worker};
 use crate::apply::{Applied, ApplyError, Run, boot_id};
 use crate::failure::{ErrorKind, Failure};
@@ -50,15 +51,30 @@ pub fn carry_out(worker: &Worker, task: Task) -> Result<(), Box<Outcome>> {
         Ok(journal) => journal,
         Err(error) => return Err(undo_nothing(worker, &plan, undone, Failure::of(ErrorKind::Internal, &error))),
     };
-    let applied = apply(worker, &plan, &mut journal);
+    let mut paused = Vec::new();
+    let applied = match pause(worker, &plan, &mut journal, &mut paused) {
+        Ok(()) => apply(worker, &plan, &mut journal),
+        Err(error) => Applied { result: Err(error), begun: Vec::new(), stuck: Vec::new() },
+    };
     let failure = match &applied.result {
         Ok(()) => match worker.commit(finish) {
-            Ok(()) => return journal.remove().map_err(|error| failed(Failure::of(ErrorKind::Internal, &error))),
+            Ok(()) => {
+                resume(worker.host(), worker.deadlines(), &paused);
+                return journal.remove().map_err(|error| failed(Failure::of(ErrorKind::Internal, &error)));
+            }
             Err(failure) => failure,
         },
         Err(error) => error.failure(),
     };
-    Err(Box::new(roll_back(worker, (&plan, &applied, journal), undone, failure)))
+    Err(Box::new(roll_back(worker, Begun { plan: &plan, applied: &applied, paused: &paused, journal }, undone, failure)))
+}
+
+/// What was begun, and is to be undone.
+struct Begun<'a> {
+    plan: &'a Plan,
+    applied: &'a Applied,
+    paused: &'a [String],
+    journal: Journal,
 }
 
 fn failed(failure: Failure) -> Box<Outcome> {
@@ -93,14 +109,15 @@ fn commit_undone(worker: &Worker, moves: Vec<Move>, undone: super::Entry) -> Res
 }
 
 // Bundles with a store that has not returned are left alone: whatever is stored now would wait behind it, or be undone by it.
-fn roll_back(worker: &Worker, done: (&Plan, &Applied, Journal), undone: super::Entry, failure: Failure) -> Outcome {
-    let (plan, applied, journal) = done;
+fn roll_back(worker: &Worker, begun: Begun<'_>, undone: super::Entry, failure: Failure) -> Outcome {
+    let Begun { plan, applied, paused, journal } = begun;
     worker.rolling_back(failure.message.clone());
     let is_stuck = |bundle: &&Move| bundle.devices.iter().any(|device| applied.stuck.contains(device));
     let stuck: Vec<_> = plan.moves.iter().filter(is_stuck).flat_map(|bundle| bundle.devices.clone()).collect();
     let failure = quarantine_at_once(worker, &stuck, failure);
     let loose: Vec<_> = applied.begun.iter().filter(|change| !stuck.contains(&change.device())).cloned().collect();
     let undo = run_of(worker, &|| false, &|_, _| {}).roll_back(&loose, plan);
+    let failure = resume(worker.host(), worker.deadlines(), paused).into_iter().fold(failure, Failure::because);
     match undo {
         Ok(()) if stuck.is_empty() => match commit_undone(worker, plan.moves.clone(), undone) {
             Ok(()) => Outcome::failed(journal.remove().map_or_else(|error| Failure::of(ErrorKind::Internal, &error), |()| failure)),

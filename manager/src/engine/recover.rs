@@ -7,6 +7,7 @@ use vfio::{ChangeError, PciAddress};
 use super::carry::one_line;
 use super::claims::release_bundle;
 use super::jobs::Job;
+use super::pause::resume;
 use super::stuck::{self, stuck_in};
 use super::worker::{Outcome, Worker};
 use super::{Engine, now};
@@ -107,23 +108,28 @@ impl<'a> Recovery<'a> {
     }
 
     fn mend(&mut self, journal: &Left) -> Result<(), Failure> {
-        let mut devices = journal.header.moves.iter().flat_map(|bundle| &bundle.devices);
-        if devices.any(|device| self.ledger.quarantines.contains_key(device)) {
-            return journal::keep_as_failed(&journal.path).map_err(|error| Failure::of(ErrorKind::Internal, &error));
-        }
-        let devices: Vec<_> = journal.header.moves.iter().flat_map(|bundle| bundle.devices.iter().copied()).collect();
-        if let Some(store) = stuck_in(self.worker.host(), &devices) {
-            return self.give_up(journal, &stuck::failure(&store));
-        }
-        // A reboot has forgotten every knob that was turned: nothing is left to undo.
-        if journal.header.boot == self.boot {
-            for bundle in &journal.header.moves {
-                if let Err(error) = self.mend_bundle(journal, bundle)? {
-                    return self.give_up(journal, &error);
+        // A reboot has forgotten every knob that was turned: nothing is left to undo, and every unit has been started.
+        let is_of_this_boot = journal.header.boot == self.boot;
+        let mut is_kept = false;
+        for bundle in &journal.header.moves {
+            if bundle.devices.iter().any(|device| self.ledger.quarantines.contains_key(device)) {
+                is_kept = true;
+            } else if is_of_this_boot {
+                let mended = match stuck_in(self.worker.host(), &bundle.devices) {
+                    Some(store) => Err(stuck::failure(&store)),
+                    None => self.mend_bundle(journal, bundle)?,
+                };
+                if let Err(failure) = mended {
+                    self.give_up(journal, bundle, &failure)?;
+                    is_kept = true;
                 }
             }
         }
-        journal::remove(&journal.path).map_err(|error| Failure::of(ErrorKind::Internal, &error))
+        if is_of_this_boot {
+            resume(self.worker.host(), self.worker.deadlines(), &journal.paused);
+        }
+        let closed = if is_kept { journal::keep_as_failed(&journal.path) } else { journal::remove(&journal.path) };
+        closed.map_err(|error| Failure::of(ErrorKind::Internal, &error))
     }
 
     fn mend_bundle(&mut self, journal: &Left, bundle: &Move) -> Result<Result<(), Failure>, Failure> {
@@ -186,8 +192,8 @@ impl<'a> Recovery<'a> {
         Ok(())
     }
 
-    fn give_up(&mut self, journal: &Left, failure: &Failure) -> Result<(), Failure> {
-        let devices: Vec<_> = journal.header.moves.iter().flat_map(|bundle| bundle.devices.clone()).collect();
+    fn give_up(&mut self, journal: &Left, bundle: &Move, failure: &Failure) -> Result<(), Failure> {
+        let devices = bundle.devices.clone();
         let stuck = failure.kind == ErrorKind::Stuck;
         let reason = format!("job {} was cut off and could not be undone: {}", journal.header.job, one_line(failure));
         tracing::error!("{}: {reason}", list(&devices));
@@ -195,8 +201,7 @@ impl<'a> Recovery<'a> {
             let detail = BTreeMap::from([("reason".into(), reason.clone())]);
             self.outcome.events.push((EventKind::Quarantined, Subject::Device(*device), detail));
         }
-        self.change(move |ledger| ledger.quarantine(&devices, &reason, (now(), stuck)))?;
-        journal::keep_as_failed(&journal.path).map_err(|error| Failure::of(ErrorKind::Internal, &error))
+        self.change(move |ledger| ledger.quarantine(&devices, &reason, (now(), stuck)))
     }
 
     fn quietly(&self) -> Run<'_> {

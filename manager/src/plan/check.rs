@@ -1,6 +1,6 @@
 //! What speaks against moving a bundle.
 
-use vfio::{Bundle, Change, Function, Iommu, Member, VgpuInterface};
+use vfio::{Bundle, Change, Function, Holder, Iommu, Member, PciAddress, VgpuInterface};
 
 use super::{Refusal, Situation, functions};
 use crate::config::Use;
@@ -117,8 +117,23 @@ fn held(situation: &Situation<'_>, bundle: &Bundle, lane: &[Change]) -> Vec<Refu
     if !lane.iter().any(|change| matches!(change, Change::Binding { .. })) {
         return Vec::new();
     }
-    let holders = |device| situation.surroundings.holders.get(device).filter(|holders| !holders.is_empty());
-    let held = bundle.devices.iter().filter_map(|device| Some((*device, holders(device)?)));
     let pausable = &situation.config.policy.pause_units;
+    let held = bundle.devices.iter().filter_map(|device| Some((*device, situation.surroundings.holders.get(device)?)));
+    let held = held.filter(|(_, holders)| holders.iter().any(|holder| !may_be_paused(holder, pausable)));
     held.map(|(device, holders)| Refusal::Held { device, holders: holders.clone(), pausable: pausable.clone() }).collect()
+}
+
+fn may_be_paused(holder: &Holder, pausable: &[String]) -> bool {
+    holder.unit.as_ref().is_some_and(|unit| pausable.contains(unit))
+}
+
+/// Units that are to be paused for a bundle to change its drivers, each with a device that it holds.
+pub(super) fn pauses(situation: &Situation<'_>, bundle: &Bundle, lane: &[Change]) -> Vec<(String, PciAddress)> {
+    if !lane.iter().any(|change| matches!(change, Change::Binding { .. })) {
+        return Vec::new();
+    }
+    let holders = bundle.devices.iter().filter_map(|device| situation.surroundings.holders.get(device)).flatten();
+    let pausable = &situation.config.policy.pause_units;
+    let units = holders.filter(|holder| may_be_paused(holder, pausable)).filter_map(|holder| Some((holder.unit.clone()?, holder.device)));
+    units.collect()
 }

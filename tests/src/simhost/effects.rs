@@ -264,6 +264,7 @@ fn register_nvidia_gpu(tree: &Tree, dir: &str) -> io::Result<()> {
     tree.write("dev/nvidiactl", "")?;
     tree.write(format!("dev/nvidia{minor}"), "")?;
     let text = format!("Bus Type: \t PCIe\nBus Location: \t {}\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n", name(dir));
+    tree.write(format!("{}/unbindLock", nvidia_dir(dir)), "0\n")?;
     tree.write(format!("{}/information", nvidia_dir(dir)), text)
 }
 

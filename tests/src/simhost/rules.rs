@@ -1,8 +1,8 @@
 //! How the simulated kernel answers a store: one small function for each of the kernel's own, with its errno.
 //!
 //! A rule holds only what a real kernel was seen to do: `tests/rig/cases/sim-rules.py` asks one the same, and `tests/simrules.rs`
-//! compares. Not asked there, but reported or read in the source: what NVIDIA's driver waits for ([`Attribute::waits_for`]), and
-//! functions that vfio-pci does not take (`probe`). Functions named are those of Linux 6.12.
+//! compares. Not asked there, but reported or read in the source: what NVIDIA's driver waits for ([`Attribute::waits_for`]), its
+//! `unbindLock`, and functions that vfio-pci does not take (`probe`). Functions named are those of Linux 6.12.
 
 use std::io;
 use std::path::Path;
@@ -28,6 +28,8 @@ pub enum Attribute {
     DriversProbe,
     /// `rescan` of all buses.
     Rescan,
+    /// `/proc/driver/nvidia/gpus/<address>/unbindLock`.
+    UnbindLock(String),
     /// A file of the function in this directory.
     Function(String, FunctionFile),
 }
@@ -68,6 +70,9 @@ impl Attribute {
                 _ => Err(Errno::ACCESS),
             };
         }
+        if let Some(gpu) = real.strip_prefix("proc/driver/nvidia/gpus/").and_then(|rest| rest.strip_suffix("/unbindLock")) {
+            return Ok(Self::UnbindLock(gpu.into()));
+        }
         FunctionFile::of(&real).map(|(dir, file)| Self::Function(dir.into(), file)).ok_or(Errno::ACCESS)
     }
 
@@ -75,7 +80,7 @@ impl Attribute {
     pub fn locks(&self, tree: &Tree, value: &str) -> Option<String> {
         match self {
             Self::Bind(_) | Self::Unbind(_) | Self::DriversProbe => find_device(tree, value),
-            Self::Rescan | Self::Function(_, FunctionFile::D3coldAllowed | FunctionFile::ResetMethod) => None,
+            Self::Rescan | Self::UnbindLock(_) | Self::Function(_, FunctionFile::D3coldAllowed | FunctionFile::ResetMethod) => None,
             Self::Function(dir, _) => Some(dir.clone()),
         }
     }
@@ -94,7 +99,7 @@ impl Attribute {
             Self::Function(dir, FunctionFile::Remove) => {
                 driver_of(tree, dir).map(|driver| effects::nodes(tree, dir, &driver)).unwrap_or_default()
             }
-            Self::Bind(_) | Self::DriversProbe | Self::Rescan | Self::Function(..) => Vec::new(),
+            Self::Bind(_) | Self::DriversProbe | Self::Rescan | Self::UnbindLock(_) | Self::Function(..) => Vec::new(),
         }
     }
 
@@ -112,6 +117,7 @@ impl Attribute {
             Self::Unbind(driver) => unbind_store(tree, driver, value),
             Self::DriversProbe => drivers_probe_store(tree, value),
             Self::Rescan => rescan_store(tree, value),
+            Self::UnbindLock(gpu) => unbind_lock_store(tree, gpu, value),
             Self::Function(dir, file) => file.store(tree, dir, value),
         }
     }
@@ -169,6 +175,19 @@ fn unbind_store(tree: &Tree, driver: &str, value: &str) -> Result<(), Errno> {
         return Err(Errno::NODEV);
     }
     kernel_moved(effects::detach(tree, &dir, driver))
+}
+
+/// `nv_procfs_write_unbind_lock` (kernel-open/nvidia/nv-procfs.c): 1 is taken only while nobody uses the GPU, which only reading it
+/// back tells.
+fn unbind_lock_store(tree: &Tree, gpu: &str, value: &str) -> Result<(), Errno> {
+    let file = format!("proc/driver/nvidia/gpus/{gpu}/unbindLock");
+    let dir = find_device(tree, gpu).ok_or(Errno::NOENT)?;
+    let is_used = effects::nodes(tree, &dir, "nvidia").iter().any(|node| tree.is_open(Path::new(node)));
+    match number(value)? {
+        0 => kernel_moved(tree.write(file, "0\n")),
+        1 if !is_used => kernel_moved(tree.write(file, "1\n")),
+        _ => Ok(()),
+    }
 }
 
 /// `drivers_probe_store` (drivers/base/bus.c): ENODEV for no such device; success says nothing of whether a driver took it, a

@@ -36,6 +36,11 @@ impl ApplyError {
         }
     }
 
+    /// The device that a driver did not take.
+    pub fn driver_refused(&self) -> Option<PciAddress> {
+        if let Self::Change(error) = self { error.driver_refused() } else { None }
+    }
+
     /// As users meet it.
     pub fn failure(&self) -> Failure {
         match self {

@@ -28,6 +28,7 @@ pub mod carry;
 pub mod claims;
 mod devices;
 pub mod external;
+mod give_back;
 mod jobs;
 pub mod machines;
 mod pause;

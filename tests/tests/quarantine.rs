@@ -9,7 +9,7 @@ use manager::id::{ClaimId, TenantId};
 use manager::ledger::store;
 use manager::request::Request;
 use manager::view::{DeviceState, JobState, JobView};
-use tests::engine::{Daemon, Managed, assign};
+use tests::engine::{Daemon, Managed, assign, release};
 use tests::simhost::{Death, Errno, Left};
 use vfio::{Binding, PciAddress};
 
@@ -234,4 +234,75 @@ fn p68_wherever_the_daemon_dies_while_clearing_the_device_stays_in_quarantine() 
     daemon.ready();
     assert_eq!(state(&daemon, GPU), Some(DeviceState::Quarantined));
     assert_eq!(run(&daemon, Request::ClearQuarantine(at(GPU))).state, JobState::Done);
+}
+
+/// Lets the host's driver refuse the device as often as it is asked, by both ways.
+fn refuse_by_driver(managed: &Managed) {
+    managed.sim.kernel.calm();
+    managed.sim.kernel.fail_on("drivers_probe", Errno::INVAL);
+    managed.sim.kernel.fail_on("nvidia/bind", Errno::INVAL);
+}
+
+fn in_pool(config: &str) -> (Managed, Daemon) {
+    let managed = Managed::new("dgx-h100", config).unwrap();
+    let daemon = managed.start().unwrap();
+    daemon.ready();
+    assert_eq!(daemon.apply(&[assign(at(GPU))]).unwrap().state, JobState::Done);
+    managed.sim.kernel.calm();
+    (managed, daemon)
+}
+
+#[test]
+fn p16_a_device_is_reset_before_its_driver_comes() {
+    let (managed, daemon) = in_pool(POOL);
+    assert_eq!(daemon.apply(&[release(at(GPU))]).unwrap().state, JobState::Done);
+    assert_eq!(managed.sim.kernel.stored_names()[..2], ["reset", "driver_override"]);
+    assert_eq!(managed.sim.resets(GPU), 1);
+}
+
+#[test]
+fn p16_a_device_that_does_not_come_back_gets_no_driver() {
+    let (managed, daemon) = in_pool(POOL);
+    managed.sim.after_reset(GPU, Left::Silent).unwrap();
+    assert_eq!(daemon.apply(&[release(at(GPU))]).unwrap().state, JobState::Failed);
+    assert_eq!(managed.sim.kernel.stored_names(), ["reset"]);
+    assert_eq!((state(&daemon, GPU), driver(&managed, GPU)), (Some(DeviceState::Quarantined), Some("vfio-pci".into())));
+}
+
+#[test]
+fn p13_a_driver_that_refuses_once_is_asked_again_after_a_reset() {
+    let (managed, daemon) = in_pool(POOL);
+    // reset, driver_override, unbind, drivers_probe, bind
+    managed.sim.kernel.fail_at(4, Errno::INVAL);
+    managed.sim.kernel.fail_at(5, Errno::INVAL);
+    let job = daemon.apply(&[release(at(GPU))]).unwrap();
+    assert_eq!(job.state, JobState::Done, "{:?}", job.error);
+    assert_eq!((managed.sim.resets(GPU), driver(&managed, GPU)), (2, Some("nvidia".into())));
+}
+
+#[test]
+fn p13_a_device_whose_driver_refuses_it_is_found_again_where_that_is_allowed() {
+    let (managed, daemon) = in_pool(POOL);
+    refuse_by_driver(&managed);
+    let job = daemon.apply(&[release(at(GPU))]).unwrap();
+    assert_eq!(job.state, JobState::Done, "{:?}", job.error);
+    assert_eq!((state(&daemon, GPU), driver(&managed, GPU)), (Some(DeviceState::Host), Some("nvidia".into())));
+    let names = managed.sim.kernel.stored_names();
+    assert_eq!(names[names.len() - 2..], ["remove", "rescan"]);
+    assert!(kinds(&managed, GPU).contains(&Kind::Recovered));
+}
+
+#[test]
+fn p13_else_it_is_in_quarantine_and_never_quietly_back_in_the_pool() {
+    let (managed, daemon) = in_pool(&POOL.replace("remove-rescan = true", ""));
+    refuse_by_driver(&managed);
+    let job = daemon.apply(&[release(at(GPU))]).unwrap();
+    assert_eq!(job.state, JobState::Failed);
+    assert_eq!(state(&daemon, GPU), Some(DeviceState::Quarantined));
+    assert!(reason(&daemon, GPU).starts_with("its driver does not take it back, also after a reset"), "{}", reason(&daemon, GPU));
+    let names = managed.sim.kernel.stored_names();
+    assert!(!names.iter().any(|name| name == "remove"), "{names:?}");
+    managed.sim.kernel.calm();
+    assert_eq!(run(&daemon, Request::ClearQuarantine(at(GPU))).state, JobState::Done);
+    assert_eq!(daemon.apply(&[release(at(GPU))]).unwrap().state, JobState::Done, "once its driver is mended");
 }

@@ -165,6 +165,18 @@ pub enum ChangeError {
 }
 
 impl ChangeError {
+    /// The function that a driver was asked to take and did not.
+    pub fn driver_refused(&self) -> Option<PciAddress> {
+        match self {
+            Self::Store { device, source: StoreError::Refused { attribute, .. }, .. } => {
+                let asks = attribute.file_name().is_some_and(|name| name == "bind" || name == "drivers_probe");
+                asks.then_some(*device)
+            }
+            Self::NotTaken { device, knob: "driver", .. } => Some(*device),
+            Self::Gone { .. } | Self::Moved { .. } | Self::Store { .. } | Self::NotTaken { .. } | Self::Unreadable { .. } => None,
+        }
+    }
+
     /// Whether a store has not returned: its effect may still come.
     pub fn is_stuck(&self) -> bool {
         matches!(self, Self::Store { source: StoreError::Stuck { .. }, .. })

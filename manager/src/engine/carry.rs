@@ -66,7 +66,9 @@ pub fn carry_out(worker: &Worker, task: Task) -> Result<(), Box<Outcome>> {
         },
         Err(error) => error.failure(),
     };
-    Err(Box::new(roll_back(worker, Begun { plan: &plan, applied: &applied, paused: &paused, journal }, undone, failure)))
+    let driver_refused = applied.result.as_ref().err().and_then(ApplyError::driver_refused);
+    let undone = roll_back(worker, Begun { plan: &plan, applied: &applied, paused: &paused, journal }, undone, failure);
+    Err(Box::new(Outcome { driver_refused, ..undone }))
 }
 
 /// What was begun, and is to be undone.

@@ -10,6 +10,7 @@ use vfio::{Host, Inventory, Kind, PciAddress, reset};
 
 use super::carry::{Task, carry_out, one_line};
 use super::devices::{first_of, observe};
+use super::give_back::GivingBack;
 use super::sanitise::{self, Cleaning, Dirty, How};
 use super::worker::{Outcome, Worker};
 use super::{Engine, now};
@@ -274,17 +275,17 @@ pub(super) fn give_back(worker: &Worker, id: ClaimId, claim: &ClaimRecord) -> Re
         }
     })?;
     let Some(main) = claim.devices.last() else { return Ok(()) };
-    if let Err(failure) = release_bundle(worker, &ledger, *main) {
+    if let Err(failure) = release_bundle(worker, &ledger, (*main, true)) {
         tracing::error!("{main} stays in the pool: {}", one_line(&failure));
     }
     Ok(())
 }
 
-/// Gives a bundle back to the host whose records are `releasing`, from whatever it has now.
+/// Gives a bundle back to the host whose records are `releasing`, from whatever it has now; reset first unless it was just now.
 ///
 /// # Errors
 /// Why it is not back: it stays in the pool, or is in quarantine.
-pub(super) fn release_bundle(worker: &Worker, ledger: &Ledger, device: PciAddress) -> Result<(), Failure> {
+pub(super) fn release_bundle(worker: &Worker, ledger: &Ledger, (device, are_clean): (PciAddress, bool)) -> Result<(), Failure> {
     let inventory = Inventory::observe(worker.host(), 0);
     let Some(bundle) = inventory.bundle(device) else {
         return worker.commit(move |ledger| drop(ledger.devices.remove(&device)));
@@ -293,6 +294,7 @@ pub(super) fn release_bundle(worker: &Worker, ledger: &Ledger, device: PciAddres
     let config = Config::default();
     let situation = Situation { inventory: &inventory, config: &config, ledger, surroundings: &surroundings };
     let plan = plan::plan(&situation, &[Goal::Release { device }]).map_err(first_of)?;
-    carry_out(worker, Task::of(plan))
+    GivingBack { plan, ledger: ledger.clone(), are_clean }
+        .run(worker)
         .map_err(|outcome| outcome.error.unwrap_or_else(|| Failure::new(ErrorKind::Internal, "giving it back failed")))
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use vfio::{Holders, Host, Inventory, PciAddress};
 
 use super::Engine;
-use super::carry::{Task, carry_out};
+use super::give_back::GivingBack;
 use super::jobs::{Concern, Work};
 use super::worker::{Outcome, Worker};
 use crate::config::Use;
@@ -40,7 +40,8 @@ pub(super) fn begin(engine: &mut Engine, job: JobId, goals: &[Goal], digest: Opt
         ledger.begin_moves(&plan.moves, &inventory);
         taken.iter().for_each(|(devices, lent)| ledger.lend(devices, *lent));
     })?;
-    Ok(Box::new(move |worker: &Worker| match carry_out(worker, Task::of(plan)) {
+    let giving_back = GivingBack { plan, ledger: engine.ledger.clone(), are_clean: false };
+    Ok(Box::new(move |worker: &Worker| match giving_back.run(worker) {
         Ok(()) => Outcome::done(),
         Err(outcome) => *outcome,
     }))

@@ -150,6 +150,7 @@ impl Engine {
             engine: self.inbox.clone(),
             cancel: job.cancel.clone(),
             parallel: self.config.limits.parallel_bundles,
+            remove_rescan: self.config.policy.remove_rescan,
         };
         self.publish();
         let run = move || {

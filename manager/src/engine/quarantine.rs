@@ -17,7 +17,7 @@ use super::{Engine, now};
 use crate::failure::{ErrorKind, Failure};
 use crate::history;
 use crate::id::JobId;
-use crate::ledger::{DeviceRecord, Ledger, Standing};
+use crate::ledger::{DeviceRecord, Ledger, Original, Standing};
 use crate::plan::{self, Refusal};
 use crate::view::{EventKind, Subject};
 
@@ -114,7 +114,7 @@ pub(super) fn begin_clearing(engine: &mut Engine, job: JobId, device: PciAddress
     Ok(Box::new(move |worker: &Worker| {
         worker.step(format!("looking whether {device} is sound"), 0.1);
         match sanitise::clean(worker, &present, &cleaning) {
-            Ok(_) => let_out(worker, devices),
+            Ok(_) => let_out(worker, devices, false),
             Err(dirty) => keep_out(worker, &devices, dirty),
         }
     }))
@@ -143,27 +143,32 @@ pub(super) fn begin_recovery(engine: &mut Engine, job: JobId, device: PciAddress
     let identity = |device: &PciAddress| Some((*device, engine.ledger.quarantines.get(device)?.identity.clone()));
     let functions: Vec<_> = devices.iter().filter_map(identity).collect();
     let cleaning = cleaning(engine, How::ResetIfPossible, job);
-    Ok(Box::new(move |worker: &Worker| match find_again(worker, (job, &devices), &functions) {
-        Ok(now) => match sanitise::clean(worker, &now, &cleaning) {
-            Ok(_) => let_out(worker, now),
-            Err(dirty) => keep_out(worker, &now, dirty),
-        },
-        Err(dirty) => keep_out(worker, &devices, dirty),
-    }))
+    Ok(Box::new(move |worker: &Worker| bring_back(worker, (&devices, &functions), &cleaning)))
 }
 
-fn find_again(
+/// Takes a bundle in quarantine off the bus, has it found again, and lets it out where it is sound.
+pub(super) fn bring_back(
     worker: &Worker,
-    (job, devices): (JobId, &[PciAddress]),
-    functions: &[(PciAddress, Identity)],
-) -> Result<Vec<PciAddress>, Dirty> {
+    (devices, functions): (&[PciAddress], &[(PciAddress, Identity)]),
+    cleaning: &Cleaning,
+) -> Outcome {
+    match find_again(worker, devices, functions) {
+        Ok(now) => match sanitise::clean(worker, &now, cleaning) {
+            Ok(_) => let_out(worker, now, true),
+            Err(dirty) => keep_out(worker, &now, dirty),
+        },
+        Err(dirty) => keep_out(worker, devices, dirty),
+    }
+}
+
+fn find_again(worker: &Worker, devices: &[PciAddress], functions: &[(PciAddress, Identity)]) -> Result<Vec<PciAddress>, Dirty> {
     worker.step(format!("taking {} devices off the bus and looking for them", devices.len()), 0.1);
     let rescan = rescan::remove_and_rescan(worker.host(), worker.deadlines(), functions);
     let (kind, text) = match &rescan.outcome {
         Ok(_) => (history::Kind::Recovered, "taken off the bus and found again".to_owned()),
         Err(error) => (history::Kind::Reset, format!("not back: {}", one_line(&Failure::of(ErrorKind::Internal, error)))),
     };
-    let entry = sanitise::with_steps(history::Entry::new(kind, &text).with("job", job), &rescan.steps);
+    let entry = sanitise::with_steps(history::Entry::new(kind, &text).with("job", worker.job), &rescan.steps);
     for (_, identity) in functions {
         history::append(&worker.options.state_dir, identity, entry.clone());
     }
@@ -175,16 +180,21 @@ fn find_again(
     }
 }
 
-/// Ends the quarantine of a bundle. A device that has the driver it had before is the host's again, and so is one that has left; any
+/// Ends the quarantine of a bundle. A device that has everything it had before is the host's again, and so is one that has left; any
 /// other stays ours, to be assigned or released. A claim that was never made ready ends.
-fn let_out(worker: &Worker, devices: Vec<PciAddress>) -> Outcome {
+fn let_out(worker: &Worker, devices: Vec<PciAddress>, found_anew: bool) -> Outcome {
     let inventory = Inventory::observe(worker.host(), 0);
     let recorded = worker.commit(move |ledger| {
         for device in &devices {
             ledger.quarantines.remove(device);
-            let now = inventory.devices.get(device).map(vfio::Function::binding);
+            let is_back = |original: &Original| match inventory.devices.get(device) {
+                // The kernel forgot what it had been told of it, and its driver has set what it sets.
+                Some(function) if found_anew => function.binding() == original.binding,
+                Some(function) => plan::original(function) == *original,
+                None => true,
+            };
             match ledger.devices.get_mut(device) {
-                Some(record) if now.as_ref().is_some_and(|now| *now != record.original.binding) => record.standing = Standing::Active,
+                Some(record) if !is_back(&record.original) => record.standing = Standing::Active,
                 Some(_) | None => drop(ledger.devices.remove(device)),
             }
         }
@@ -199,7 +209,7 @@ fn drop_pending(ledger: &mut Ledger, devices: &[PciAddress]) {
 }
 
 /// Records that a bundle is not clean, with the newest reason, and fails.
-fn keep_out(worker: &Worker, devices: &[PciAddress], dirty: Dirty) -> Outcome {
+pub(super) fn keep_out(worker: &Worker, devices: &[PciAddress], dirty: Dirty) -> Outcome {
     let Dirty { reason, stuck } = dirty;
     let (kept, told) = (devices.to_vec(), reason.clone());
     let recorded = worker.commit(move |ledger| ledger.quarantine(&kept, &told, (now(), stuck)));

@@ -183,7 +183,7 @@ impl<'a> Recovery<'a> {
     fn release_again(&mut self, releasing: &[PciAddress]) -> Result<(), Failure> {
         let mut left: BTreeSet<_> = releasing.iter().copied().collect();
         while let Some(device) = left.pop_first() {
-            if let Err(failure) = release_bundle(self.worker, &self.ledger, device) {
+            if let Err(failure) = release_bundle(self.worker, &self.ledger, (device, false)) {
                 tracing::error!("{device} is not back on the host: {}", one_line(&failure));
             }
             self.ledger = *self.worker.record(|_| {})?;

@@ -56,8 +56,10 @@ pub fn clean(worker: &Worker, devices: &[PciAddress], cleaning: &Cleaning) -> Re
 
 fn clean_one(worker: &Worker, function: &Function, cleaning: &Cleaning) -> Result<String, Dirty> {
     let (host, deadlines) = (worker.host(), worker.deadlines());
-    // After a boot the host's driver has it: it was initialised anew, and must not be reset below that driver.
-    let is_reset = function.is_on_vfio() && (cleaning.how == How::Reset || reset::choose(function).is_ok());
+    // After a boot the host's driver has it: it was initialised anew, and must not be reset below that driver. What others gave to VFIO
+    // is theirs (P75).
+    let record = cleaning.ledger.record_of(function);
+    let is_reset = record.is_some() && function.is_on_vfio() && (cleaning.how == How::Reset || reset::choose(function).is_ok());
     let report = if is_reset { reset::reset(host, deadlines, function) } else { reset::check(host, deadlines, function) };
     let (kind, text) = match &report.outcome {
         Ok(()) => (if is_reset { Kind::Sanitised } else { Kind::Checked }, summary(&report)),
@@ -67,7 +69,7 @@ fn clean_one(worker: &Worker, function: &Function, cleaning: &Cleaning) -> Resul
     for (key, value) in &cleaning.occasion {
         entry = entry.with(key, value);
     }
-    let identity = cleaning.ledger.record_of(function).map_or(&function.identity, |record| &record.identity);
+    let identity = record.map_or(&function.identity, |record| &record.identity);
     history::append(&worker.options.state_dir, identity, with_steps(entry, &report.steps));
     match report.outcome {
         Ok(()) => Ok(text),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 
-use vfio::{Deadlines, Host};
+use vfio::{Deadlines, Host, PciAddress};
 
 use super::{Message, Options};
 use crate::failure::{ErrorKind, Failure};
@@ -22,6 +22,8 @@ pub struct Worker {
     pub options: Arc<Options>,
     /// Bundles moved at once.
     pub parallel: usize,
+    /// Whether devices may be taken off the bus and found again.
+    pub remove_rescan: bool,
     pub(super) engine: Sender<Message>,
     pub(super) cancel: Arc<AtomicBool>,
 }
@@ -37,12 +39,14 @@ pub struct Outcome {
     pub claims: Vec<ClaimId>,
     /// What happened, oldest first.
     pub events: Vec<(EventKind, Subject, BTreeMap<String, String>)>,
+    /// The device that the driver it was to have did not take, where that is why it failed.
+    pub driver_refused: Option<PciAddress>,
 }
 
 impl Outcome {
     /// It did what was asked.
     pub fn done() -> Self {
-        Self { state: JobState::Done, error: None, claims: Vec::new(), events: Vec::new() }
+        Self { state: JobState::Done, error: None, claims: Vec::new(), events: Vec::new(), driver_refused: None }
     }
 
     /// It did not, and nothing of it is left.

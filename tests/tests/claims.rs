@@ -167,6 +167,19 @@ fn a_claim_on_a_device_that_somebody_holds_already_is_withdrawn() {
 }
 
 #[test]
+fn p69_a_gpu_without_its_node_is_not_handed_out() {
+    let (managed, daemon) = dgx();
+    let function = daemon.view().inventory.devices[&gpu()].clone();
+    let node = function.vfio_group_node().unwrap();
+    std::fs::remove_file(managed.sim.root().join(&node)).unwrap();
+    std::fs::remove_dir_all(managed.sim.root().join("dev/vfio/devices")).unwrap();
+    let error = daemon.finish(daemon.submit(request("")).unwrap()).error.unwrap();
+    assert_eq!(error.kind, ErrorKind::PreflightFailed);
+    assert!(error.message.starts_with(&format!("0000:1b:00.0 has no VFIO node: /{node} and /dev/vfio/devices/vfio")), "{error}");
+    until_free(&daemon);
+}
+
+#[test]
 fn of_many_who_ask_at_once_for_one_bundle_exactly_one_gets_it() {
     let (managed, daemon) = dgx();
     let text = |index: usize| {

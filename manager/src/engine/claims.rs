@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
-use vfio::{Host, Inventory, Kind, PciAddress, reset};
+use vfio::{Function, Host, Inventory, Kind, PciAddress, reset};
 
 use super::carry::{Task, carry_out, one_line};
 use super::devices::{first_of, observe};
@@ -193,10 +193,24 @@ fn is_in_order(host: &Host, ledger: &Ledger, inventory: &Inventory, device: PciA
         let message = format!("{device} cannot be isolated any more: {reason}, in the same IOMMU group");
         return Err(Failure::new(ErrorKind::NotViable, message).remedy("unbind that driver"));
     }
+    has_node(host, function)?;
     reset::answers(host, function).map_err(|error| {
         let failure = Failure::of(ErrorKind::PreflightFailed, &error);
         Failure { message: format!("{device} {}", failure.message), ..failure }
     })
+}
+
+// devtmpfs makes it as the driver binds: without it libvirt fails with a path that says nothing (P69). A kernel may have one of two.
+fn has_node(host: &Host, function: &Function) -> Result<(), Failure> {
+    let of_device = function.vfio_device.as_deref().and_then(|device| device.rsplit('/').next());
+    let of_device = of_device.map(|name| format!("dev/vfio/devices/{name}"));
+    let nodes: Vec<_> = function.vfio_group_node().into_iter().chain(of_device).collect();
+    if nodes.iter().any(|node| host.exists(node)) {
+        return Ok(());
+    }
+    let message = format!("{} has no VFIO node: /{} is missing", function.address, nodes.join(" and /"));
+    Err(Failure::new(ErrorKind::PreflightFailed, message)
+        .remedy("look why /dev has not what the kernel offers: udev rules, or a /dev of its own"))
 }
 
 /// What became of a claim that was given back.

@@ -22,9 +22,20 @@ pub(crate) struct Jobs(pub(super) BTreeMap<JobId, Job>);
 /// A job and what it still needs.
 pub(crate) struct Job {
     pub(super) view: JobView,
-    pub(super) request: Option<Request>,
+    begin: Option<Begin>,
     pub(super) cancel: Arc<AtomicBool>,
 }
+
+/// How a queued job begins.
+enum Begin {
+    /// Somebody asked for it.
+    Request(Request),
+    /// The daemon itself did.
+    Own(Preparation),
+}
+
+/// What the engine records before the daemon's own job runs, and what is to run.
+pub(crate) type Preparation = Box<dyn FnOnce(&mut Engine, JobId) -> Result<Work, Failure> + Send>;
 
 impl Job {
     /// A job of the daemon's own: nobody asked for it, nobody may cancel it.
@@ -43,7 +54,12 @@ impl Job {
             started_at: now(),
             cancelable: false,
         };
-        Self { view, request: None, cancel: Arc::default() }
+        Self { view, begin: None, cancel: Arc::default() }
+    }
+
+    /// A job of the daemon's own that waits for its turn.
+    pub(super) fn queued(self, preparation: Preparation) -> Self {
+        Self { begin: Some(Begin::Own(preparation)), ..self }
     }
 
     /// The job of a request.
@@ -56,7 +72,7 @@ impl Job {
             cancelable: true,
             ..own
         };
-        Self { view, request: Some(submission.request), cancel: Arc::default() }
+        Self { view, begin: Some(Begin::Request(submission.request)), cancel: Arc::default() }
     }
 }
 
@@ -120,8 +136,19 @@ impl Engine {
     }
 
     fn begin(&mut self, id: JobId) {
-        let Some(request) = self.jobs.0.get_mut(&id).and_then(|job| job.request.take()) else { return };
-        let work = match request {
+        let Some(begin) = self.jobs.0.get_mut(&id).and_then(|job| job.begin.take()) else { return };
+        let work = match begin {
+            Begin::Request(request) => self.begin_request(id, request),
+            Begin::Own(preparation) => preparation(self, id),
+        };
+        match work {
+            Ok(work) => self.spawn(id, work),
+            Err(failure) => self.end(id, Outcome::failed(failure)),
+        }
+    }
+
+    fn begin_request(&mut self, id: JobId, request: Request) -> Result<Work, Failure> {
+        match request {
             Request::Apply { goals, plan_digest } => devices::begin(self, id, &goals, plan_digest.as_deref()),
             Request::Reset(device) => quarantine::begin_reset(self, id, device),
             Request::ClearQuarantine(device) => quarantine::begin_clearing(self, id, device),
@@ -134,10 +161,6 @@ impl Engine {
             | Request::StopMachine(_)
             | Request::KillMachine(_)
             | Request::RemoveMachine(_)) => machines::begin(self, id, request),
-        };
-        match work {
-            Ok(work) => self.spawn(id, work),
-            Err(failure) => self.end(id, Outcome::failed(failure)),
         }
     }
 

@@ -23,7 +23,7 @@ use crate::request::Goal;
 
 type Claims = BTreeMap<ClaimId, ClaimRecord>;
 
-/// Starts a job for each machine and each domain of others that had claims before this boot.
+/// Queues a job for each machine and each domain of others that had claims before this boot.
 pub(super) fn settle(engine: &mut Engine) {
     let is_before = |claim: &&ClaimRecord| claim.standing != Standing::Pending && engine.ledger.is_of_an_earlier_boot(claim);
     let mut machines: BTreeMap<MachineId, Claims> = BTreeMap::new();
@@ -60,11 +60,8 @@ fn begin(engine: &mut Engine, machine: Option<MachineId>, claims: Claims) -> Res
     let kind = if finish.is_some() { "machine-end" } else { "claim-restore" };
     let mut own = Job::own(kind, machine);
     own.view.devices = devices_of(&claims);
+    let own = own.queued(Box::new(move |engine, job| prepare(engine, job, claims, finish)));
     engine.jobs.0.insert(job, own);
-    match prepare(engine, job, claims, finish) {
-        Ok(work) => engine.spawn(job, work),
-        Err(failure) => engine.end(job, Outcome::failed(failure)),
-    }
     Ok(())
 }
 

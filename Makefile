@@ -52,5 +52,13 @@ install:
 	install -D -m 644 manager/data/gpuward.sysusers $(DESTDIR)/usr/lib/sysusers.d/gpuward.conf
 	install -D -m 644 manager/data/gpuward.tmpfiles $(DESTDIR)/usr/lib/tmpfiles.d/gpuward.conf
 	install -D -m 644 manager/data/gpuward.modules-load $(DESTDIR)/usr/lib/modules-load.d/gpuward.conf
+	install -D -m 755 manager/data/boot/pin $(DESTDIR)/usr/lib/gpuward/pin
+	install -D -m 644 manager/data/boot/gpuward-pin.service $(DESTDIR)/usr/lib/systemd/system/gpuward-pin.service
+	install -D -m 644 manager/data/boot/05-gpuward.rules $(DESTDIR)/usr/lib/udev/rules.d/05-gpuward.rules
+	install -D -m 644 manager/data/boot/modprobe.conf $(DESTDIR)/usr/lib/modprobe.d/gpuward.conf
+	install -D -m 755 manager/data/boot/initramfs-hook $(SHARE)/initramfs-tools/hooks/gpuward
+	install -D -m 755 manager/data/boot/initramfs-init-top $(SHARE)/initramfs-tools/scripts/init-top/gpuward
+	install -D -m 755 manager/data/boot/dracut-module-setup.sh $(DESTDIR)/usr/lib/dracut/modules.d/90gpuward/module-setup.sh
+	install -D -m 755 manager/data/boot/dracut-pre-udev.sh $(DESTDIR)/usr/lib/dracut/modules.d/90gpuward/gpuward-pin.sh
 	install -D -m 755 manager/data/50-gpuward $(DESTDIR)/etc/libvirt/hooks/qemu.d/50-gpuward
 	install -D -m 644 manager/data/gpuward.toml $(DESTDIR)/etc/gpuward/gpuward.toml

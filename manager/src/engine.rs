@@ -32,6 +32,7 @@ mod give_back;
 mod jobs;
 pub mod machines;
 mod pause;
+mod pinned;
 mod publish;
 mod quarantine;
 mod reboot;
@@ -179,6 +180,8 @@ pub struct Engine {
     /// Devices that were taken in an earlier boot.
     to_restore: BTreeSet<PciAddress>,
     ledger: Ledger,
+    /// Pins as they lie in the state directory, once they were looked at.
+    pins: Option<String>,
     inventory: Arc<Inventory>,
     jobs: Jobs,
     machines: machines::Machines,
@@ -217,6 +220,7 @@ impl Engine {
             stopping: false,
             to_restore: BTreeSet::new(),
             ledger,
+            pins: None,
             inventory: Arc::default(),
             jobs: Jobs::default(),
             machines: machines::Machines::default(),

@@ -19,6 +19,7 @@ pub mod journal;
 pub mod ledger;
 pub mod libvirt;
 pub mod machine;
+pub mod pins;
 pub mod plan;
 pub mod request;
 pub mod restore;

@@ -43,6 +43,12 @@ impl Managed {
         Ok(managed)
     }
 
+    /// The same files with another host, as after a reboot with other cards in it.
+    #[must_use]
+    pub fn on(self, sim: SimHost) -> Self {
+        Self { sim, ..self }
+    }
+
     /// Replaces the configuration.
     ///
     /// # Errors

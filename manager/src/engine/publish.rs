@@ -82,6 +82,7 @@ impl Publisher {
 impl Engine {
     /// Publishes what is.
     pub(crate) fn publish(&mut self) {
+        self.pin();
         let view = View {
             generation: 0,
             host_state: self.host_state(),

@@ -8,6 +8,7 @@ use super::carry::one_line;
 use super::claims::release_bundle;
 use super::jobs::Job;
 use super::pause::resume;
+use super::pinned;
 use super::stuck::{self, stuck_in};
 use super::worker::{Outcome, Worker};
 use super::{Engine, now};
@@ -99,6 +100,7 @@ impl<'a> Recovery<'a> {
             self.mend(&journal)?;
         }
         self.settle_the_rest()?;
+        pinned::give_back_strays(self.worker, &self.ledger);
         Ok(self.outcome)
     }
 

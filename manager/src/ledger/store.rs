@@ -136,6 +136,14 @@ fn replace(path: &Path, text: &Result<Vec<u8>, serde_json::Error>) -> Result<(),
     written.map_err(|source| StoreFailed::Io { verb: "replace", path: path.into(), source })
 }
 
+/// Replaces a file of gpuward's own by `text`, as the ledger is.
+///
+/// # Errors
+/// The file could not be replaced; the old one is still there.
+pub(crate) fn replace_text(path: &Path, text: &str) -> Result<(), StoreFailed> {
+    write_over(path, text.as_bytes()).map_err(|source| StoreFailed::Io { verb: "replace", path: path.into(), source })
+}
+
 fn write_over(path: &Path, text: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder)?;

@@ -18,6 +18,7 @@ mod manager;
 mod paths;
 mod publisher;
 mod service;
+mod shutdown;
 mod systemd;
 
 use std::sync::Arc;
@@ -78,10 +79,13 @@ pub async fn serve(connection: Connection, engine: EngineHandle, host: Host, mut
     let Some(first) = updates.recv().await else { return Ok(()) };
     publisher.publish(first).await?;
     connection.request_name_with_flags(NAME, RequestNameFlags::DO_NOT_QUEUE).await?;
-    let watched = clients::watch(connection, publisher.service.clone());
+    let service = publisher.service.clone();
+    let stops = shutdown::watch(connection.clone(), service.engine.clone());
+    let watched = clients::watch(connection, service);
     tokio::select! {
         () = publisher.run(updates, waiting) => {}
         () = watched => {}
+        () = stops => {}
     }
     Ok(())
 }

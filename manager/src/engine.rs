@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -38,6 +39,7 @@ mod quarantine;
 mod reboot;
 mod recover;
 pub mod sanitise;
+mod shutdown;
 mod stuck;
 mod worker;
 
@@ -111,6 +113,8 @@ pub enum Message {
     Late(LateStore),
     /// Reads the configuration again (SIGHUP).
     Reload,
+    /// The host begins to shut down, or does not after all.
+    HostStops(bool),
     /// The engine is to end.
     Stop,
 }
@@ -149,6 +153,11 @@ impl EngineHandle {
         self.send(Message::Claims(external::Hint::ClientLeft(client)));
     }
 
+    /// Says that the host begins to shut down, or does not after all.
+    pub fn host_stops(&self, stops: bool) {
+        self.send(Message::HostStops(stops));
+    }
+
     /// Ends the engine and waits for it. Jobs on devices are canceled and undone, as far as that takes 8 s; other jobs in hand are
     /// left as a crash would leave them: the next start mends them.
     pub fn stop(&self) {
@@ -177,6 +186,8 @@ pub struct Engine {
     recovery: Option<JobId>,
     recovered: bool,
     stopping: bool,
+    /// The host shuts down: what ends now is cleaned up at the next boot.
+    host_stops: Arc<AtomicBool>,
     /// Devices that were taken in an earlier boot.
     to_restore: BTreeSet<PciAddress>,
     ledger: Ledger,
@@ -218,6 +229,7 @@ impl Engine {
             recovery: None,
             recovered: false,
             stopping: false,
+            host_stops: Arc::default(),
             to_restore: BTreeSet::new(),
             ledger,
             pins: None,
@@ -265,6 +277,10 @@ impl Engine {
     // Jobs on devices undo what they did. Machines' jobs wait for libvirt, maybe for minutes: they are left to the next start.
     fn wind_up(&mut self, messages: &Receiver<Message>) {
         self.stopping = true;
+        // Nobody would wait for what is undone, and the reboot forgets it.
+        if self.host_stops() {
+            return;
+        }
         self.cancel_device_jobs();
         let until = Instant::now() + WIND_UP;
         while self.jobs.of_devices() > 0 {
@@ -309,6 +325,7 @@ impl Engine {
                 self.load_config();
                 self.publish();
             }
+            Message::HostStops(stops) => self.note_shutdown(stops),
             Message::Stop => {}
         }
     }

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use manager::client::{Dict, Options, Record};
+use manager::client::{CallError, Dict, Options, Record};
 use manager::failure::ErrorKind;
 use tests::operated::{MANAGER, Operated, path_of};
 use zbus::export::ordered_stream::OrderedStreamExt;
@@ -432,6 +432,36 @@ fn a_ledger_that_is_torn_is_named_on_the_bus_and_nothing_is_stored() {
     host.session.stop_daemon().expect("ended");
     assert_eq!(std::fs::read(&ledger).expect("there"), torn);
     assert_eq!(std::fs::read(&owned).expect("there"), in_force, "the last word to libvirt's hook holds");
+}
+
+#[test]
+fn p66_a_shutdown_that_logind_or_systemd_tells_of_takes_no_changes() {
+    let host = start();
+    let device = path_of(GPU);
+    let (logind, systemd) =
+        (("org.freedesktop.login1", "/org/freedesktop/login1"), ("org.freedesktop.systemd1", "/org/freedesktop/systemd1"));
+    let teller = manager::client::Client::connect(Some(host.session.address())).expect("connected");
+    for (name, _) in [logind, systemd] {
+        teller.wait(teller.bus().request_name(name)).expect("taken");
+    }
+    let tell = |(name, path): (&str, &str), member: &str, body: zbus::wire::Structure<'_>| {
+        let interface = format!("{name}.Manager");
+        teller.wait(teller.bus().emit_signal(None::<&str>, path, interface.as_str(), member, &body)).expect("told");
+    };
+    let takes_changes =
+        |host: &Operated| !matches!(host.submit((&device, "Device"), "Release", &(Options::new(),)), Err(CallError::Answered(_)));
+    let job = OwnedObjectPath::try_from("/org/freedesktop/systemd1/job/7").expect("a path");
+    tell(logind, "PrepareForShutdown", (true,).into());
+    until(&host, |host| !takes_changes(host));
+    let refused = host.refused((&device, "Device"), "Assign", &(Options::new(),));
+    assert_eq!((refused.kind, refused.message.as_str()), (ErrorKind::HostNotReady, "the host shuts down"));
+    tell(logind, "PrepareForShutdown", (false,).into());
+    until(&host, takes_changes);
+    tell(systemd, "JobNew", (7_u32, job.clone(), "other.target").into());
+    tell(systemd, "JobNew", (8_u32, job.clone(), "shutdown.target").into());
+    until(&host, |host| !takes_changes(host));
+    tell(systemd, "JobRemoved", (8_u32, job, "shutdown.target", "canceled").into());
+    until(&host, takes_changes);
 }
 
 #[test]

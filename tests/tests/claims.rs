@@ -439,6 +439,19 @@ fn bound_then_reset(managed: &Managed) {
     assert!(place("drivers_probe") < place("reset"), "{stored:?}");
 }
 
+/// A machine that runs with the GPU.
+fn running_machine(daemon: &Daemon, hold: &str) -> MachineId {
+    let text = format!(
+        "format = 1\nname = 'train-1'\nvcpus = 1\nmemory = '1GiB'\nhold = '{hold}'\n[[disk]]\nvolume = 'tank/a'\n[[device]]\nkind = 'gpu'\nidentity = '{}'\n",
+        gpu()
+    );
+    let spec = MachineSpec::parse(Node::from_toml(&text).unwrap()).unwrap();
+    let machine = MachineId(spec.uuid);
+    done(daemon, Request::CreateMachine { spec: Box::new(spec) });
+    done(daemon, Request::StartMachine(machine));
+    machine
+}
+
 /// A machine runs, and the host loses power.
 fn cut_off(hold: &str, on_demand: bool) -> (Managed, MachineId) {
     let managed = Managed::new("dgx-h100", &if on_demand { POOL.replace("pool", "on-demand") } else { POOL.into() }).unwrap();
@@ -446,14 +459,7 @@ fn cut_off(hold: &str, on_demand: bool) -> (Managed, MachineId) {
     if !on_demand {
         daemon.apply(&[assign(gpu())]).unwrap();
     }
-    let text = format!(
-        "format = 1\nname = 'train-1'\nvcpus = 1\nmemory = '1GiB'\nhold = '{hold}'\n[[disk]]\nvolume = 'tank/a'\n[[device]]\nkind = 'gpu'\nidentity = '{}'\n",
-        gpu()
-    );
-    let spec = MachineSpec::parse(Node::from_toml(&text).unwrap()).unwrap();
-    let machine = MachineId(spec.uuid);
-    done(&daemon, Request::CreateMachine { spec: Box::new(spec) });
-    done(&daemon, Request::StartMachine(machine));
+    let machine = running_machine(&daemon, hold);
     daemon.stop();
     standin::end_all(managed.sim.root());
     (managed.reboot(gpu()).unwrap(), machine)
@@ -472,6 +478,29 @@ fn a_machine_that_the_host_took_down_with_it_is_closed_unclean_and_its_gpu_reset
     let history = manager::history::read(&managed.files().join("state"), &identity, Page { limit: 100, before: None }).unwrap();
     let closed = history.iter().filter_map(|entry| entry.details.get("closed")).collect::<Vec<_>>();
     assert_eq!(closed, ["unclean"]);
+}
+
+#[test]
+fn while_the_host_shuts_down_nothing_is_stored_and_claims_stay_for_the_next_boot() {
+    let (managed, daemon, libvirt) = with_libvirt(Managed::new("dgx-h100", POOL).unwrap());
+    daemon.apply(&[assign(gpu()), assign("0000:43:00.0".parse().unwrap())]).unwrap();
+    let machine = running_machine(&daemon, "running");
+    claim(&daemon, "release = 'domain-stopped'\nttl = 1");
+    managed.sim.kernel.calm();
+    daemon.engine().host_stops(true);
+    // As libvirt-guests does.
+    for domain in libvirt.list_all_domains(virt::sys::VIR_CONNECT_LIST_DOMAINS_ACTIVE).unwrap() {
+        domain.destroy().unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(managed.sim.kernel.stored().is_empty(), "{:?}", managed.sim.kernel.stored());
+    assert_eq!(daemon.view().claims.len(), 2);
+    assert_eq!(daemon.submit(request("")).unwrap_err().message, "the host shuts down");
+    // Somebody thought better of it.
+    daemon.engine().host_stops(false);
+    daemon.until(|view| view.machines[&machine].state == MachineState::Off && view.claims.is_empty());
+    assert_eq!(managed.sim.kernel.stored().iter().filter(|(path, _)| path.ends_with("reset")).count(), 2);
+    standin::end_all(managed.sim.root());
 }
 
 #[test]

@@ -53,6 +53,9 @@ impl Engine {
         if self.stopping {
             return Err(Failure::new(ErrorKind::HostNotReady, "gpuwardd stops").remedy("try again when it has started"));
         }
+        if self.host_stops() {
+            return Err(Failure::new(ErrorKind::HostNotReady, "the host shuts down").remedy("ask again after its next boot"));
+        }
         match self.host_state() {
             HostState::Ready => Ok(()),
             HostState::Recovering => {

@@ -221,6 +221,10 @@ pub type Events = Vec<(EventKind, Subject, BTreeMap<String, String>)>;
 /// # Errors
 /// The ledger cannot be written: the claim is still there, and releasing.
 pub fn release(worker: &Worker, id: ClaimId, claim: &ClaimRecord) -> Result<Events, Failure> {
+    if worker.host_stops() {
+        let failure = Failure::new(ErrorKind::HostNotReady, format!("the host shuts down: claim {id} stays"));
+        return Err(failure.because("its devices are sanitised after the next boot, before anybody gets them"));
+    }
     let ledger = worker.record(move |ledger| {
         if let Some(claim) = ledger.claims.get_mut(&id) {
             claim.standing = Standing::Releasing;

@@ -109,7 +109,7 @@ pub(super) fn ended(engine: &mut Engine, job: JobId, outcome: &Outcome) {
 
 /// How long the engine may sleep until a claim wants to be looked at; `None` while none does.
 pub(super) fn next_look(engine: &Engine) -> Option<Duration> {
-    if !engine.recovered {
+    if !engine.recovered || engine.host_stops() {
         return None;
     }
     let (moment, seconds) = (Instant::now(), now());
@@ -239,6 +239,9 @@ fn gone(engine: &mut Engine, id: ClaimId) {
 
 fn end(engine: &mut Engine, id: ClaimId) {
     engine.external.waiting.remove(&id);
+    if engine.host_stops() {
+        return;
+    }
     if let Err(failure) = work::begin_end(engine, id) {
         wait(engine, id, failure.message);
     }

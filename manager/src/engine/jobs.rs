@@ -123,7 +123,7 @@ impl Jobs {
 impl Engine {
     /// Starts queued jobs as long as there is room. Machines' jobs mostly wait for libvirt and take no room.
     pub(super) fn dispatch(&mut self) {
-        if self.stopping {
+        if self.stopping || self.host_stops() {
             return;
         }
         let queued: Vec<_> = self.jobs.live().filter(|(_, view)| view.state == JobState::Queued).map(|(id, _)| id).collect();
@@ -172,6 +172,7 @@ impl Engine {
             options: Arc::new(self.options.clone()),
             engine: self.inbox.clone(),
             cancel: job.cancel.clone(),
+            host_stops: self.host_stops.clone(),
             parallel: self.config.limits.parallel_bundles,
             remove_rescan: self.config.policy.remove_rescan,
         };

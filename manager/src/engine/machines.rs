@@ -186,7 +186,8 @@ pub(super) fn hint(engine: &mut Engine, hint: Hint) {
     engine.publish();
 }
 
-fn look_at_all(engine: &mut Engine) {
+/// Looks at every machine.
+pub(super) fn look_at_all(engine: &mut Engine) {
     let machines: Vec<_> = engine.ledger.machines.keys().copied().collect();
     machines.into_iter().for_each(|machine| look_at(engine, machine, Duration::ZERO));
 }
@@ -332,6 +333,10 @@ fn set_state(engine: &mut Engine, machine: MachineId, state: MachineState) {
 
 // By all three conditions. What is left in the ledger of it is cleaned up by a job of the daemon's own.
 fn gone(engine: &mut Engine, machine: MachineId) {
+    // Guests are stopped while the host shuts down: the next boot cleans up after them.
+    if engine.host_stops() {
+        return;
+    }
     let Some(record) = engine.ledger.machines.get(&machine) else { return };
     let releases = |claim: &ClaimRecord| record.spec.hold == Hold::Running || claim.standing == Standing::Releasing;
     let is_clean = is_down(record.state) && !claims_of(engine, machine).any(|(_, claim)| releases(claim));

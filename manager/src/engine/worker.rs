@@ -26,6 +26,7 @@ pub struct Worker {
     pub remove_rescan: bool,
     pub(super) engine: Sender<Message>,
     pub(super) cancel: Arc<AtomicBool>,
+    pub(super) host_stops: Arc<AtomicBool>,
 }
 
 /// How a job ended.
@@ -77,6 +78,11 @@ impl Worker {
     /// Whether the job was canceled. A worker looks before each change.
     pub fn is_canceled(&self) -> bool {
         self.cancel.load(Ordering::Relaxed)
+    }
+
+    /// Whether the host shuts down: nothing is to be given back then.
+    pub fn host_stops(&self) -> bool {
+        self.host_stops.load(Ordering::Relaxed)
     }
 
     /// Has a change of the ledger made and waits until it is durable.

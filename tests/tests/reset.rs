@@ -14,6 +14,7 @@ use vfio::PciAddress;
 
 const POOL: &str = "[[devices]]\nmatch = { vendor = '10de' }\nuse = 'pool'\n";
 const GPU: &str = "0000:1b:00.0";
+const CARD: [&str; 4] = ["0000:02:00.0", "0000:02:00.1", "0000:02:00.2", "0000:02:00.3"];
 
 const ERRNOS: [Errno; 5] = [Errno::NODEV, Errno::BUSY, Errno::INVAL, Errno::IO, Errno::NOTTY];
 
@@ -146,12 +147,25 @@ fn p37_a_reset_that_the_kernel_gives_up_is_told_with_its_words() {
 
 #[test]
 fn p22_a_card_is_reset_by_what_reaches_it_alone() {
-    let (managed, daemon) = in_pool("workstation", "0000:02:00.0");
-    assert_eq!(file(&managed, "0000:02:00.0", "reset_method"), "flr", "its bus is shared with its companions");
-    assert_eq!(reset(&daemon, "0000:02:00.0").state, JobState::Done);
-    let resets = ["0000:02:00.0", "0000:02:00.1", "0000:02:00.2", "0000:02:00.3"].map(|function| managed.sim.resets(function));
-    assert_eq!(resets, [1, 0, 0, 0], "companions have no way of their own");
-    assert_eq!(managed.history(at("0000:02:00.1"))[0].kind, Kind::Sanitised);
+    let (managed, daemon) = in_pool("workstation", CARD[0]);
+    assert_eq!(file(&managed, CARD[0], "reset_method"), "flr", "its bus is shared with its companions");
+    assert_eq!(reset(&daemon, CARD[0]).state, JobState::Done);
+    assert_eq!(CARD.map(|function| managed.sim.resets(function)), [1, 0, 0, 0], "companions have no way of their own");
+    assert_eq!(managed.history(at(CARD[1]))[0].kind, Kind::Sanitised);
+}
+
+#[test]
+fn p22_p32_a_card_that_only_its_bus_resets_is_reset_with_it_as_a_whole() {
+    let (managed, daemon) = in_pool("workstation", CARD[0]);
+    managed.sim.set(format!("sys/bus/pci/devices/{}/reset_method", CARD[0]), "bus").unwrap();
+    assert_eq!(reset(&daemon, CARD[0]).state, JobState::Done);
+    assert_eq!(managed.sim.kernel.stored_names(), ["reset_subordinate"]);
+    assert_eq!(CARD.map(|function| managed.sim.resets(function)), [1, 1, 1, 1]);
+    let history = managed.history(at(CARD[0]));
+    assert!(history[0].text.starts_with("reset (its whole bus, below 0000:00:01.1)"), "{}", history[0].text);
+    managed.sim.after_reset(CARD[2], Left::Silent).unwrap();
+    assert_eq!(reset(&daemon, CARD[0]).state, JobState::Failed, "each of its functions has to come back");
+    assert!(state(&daemon, CARD[0]).1.starts_with("0000:02:00.2 does not answer"), "{:?}", state(&daemon, CARD[0]));
 }
 
 #[test]
@@ -211,6 +225,7 @@ fn p1_a_reset_that_hangs_costs_one_bundle() {
     assert_eq!(refused.kind, ErrorKind::Stuck, "no other store before that one has returned");
     assert_eq!(reset(&daemon, "0000:43:00.0").state, JobState::Done, "the next one is not in its way");
     managed.sim.kernel.let_go();
+    daemon.until(|view| view.devices[&at(GPU)].state == DeviceState::Quarantined);
     let cleared = daemon.submit(Request::ClearQuarantine(at(GPU))).unwrap();
     assert_eq!(daemon.finish(cleared).state, JobState::Done);
 }

@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Component, Path, PathBuf};
 
 use crate::config_space::ConfigSpace;
@@ -71,6 +71,10 @@ impl Copy<'_> {
                     }
                     Some(_) | None => Ok(()),
                 };
+            }
+            if found.is_file() && found.permissions().mode() & 0o444 == 0 {
+                // It takes stores only; that it is there is all there is to save.
+                return self.written(&at, |to| fs::write(to, ""));
             }
             if found.is_file() {
                 return self.file(&at);

@@ -101,7 +101,7 @@ impl Deadlines {
             // A rescan probes what it finds, a remove waits for the driver's users.
             Some("bind" | "drivers_probe" | "rescan") => self.bind,
             Some("unbind" | "remove") => self.unbind,
-            Some("reset") => self.reset,
+            Some("reset" | "reset_subordinate") => self.reset,
             Some(_) | None => self.other,
         }
     }

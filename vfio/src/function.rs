@@ -45,6 +45,8 @@ pub struct Function {
     pub reset_methods: Vec<String>,
     /// Every other function on its bus: a reset of the bus reaches them too.
     pub on_same_bus: Vec<PciAddress>,
+    /// The bridge above, where it can reset that bus with all that is on it (`reset_subordinate`, Linux 6.13).
+    pub bus_reset_at: Option<PciAddress>,
     /// Power state and policy.
     pub power: Power,
     /// What a physical function says of its virtual functions.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::reset::{self, NoReset, Way};
 use crate::{Bundle, Function, Group, GroupId, NotViable, PciAddress, PortAcs};
 
 /// Every PCI function that matters to gpuward and every IOMMU group they are in, observed at one moment.
@@ -34,6 +35,15 @@ impl Inventory {
     pub fn not_viable(&self, id: GroupId) -> Option<NotViable> {
         let on_vfio = |address| self.devices.get(&address).is_some_and(Function::is_on_vfio);
         self.groups.get(&id)?.not_viable(|member| on_vfio(member.address) || member.leaves_dma_alone())
+    }
+
+    /// How `function` is reset between two guests, alone or with its bundle.
+    ///
+    /// # Errors
+    /// What speaks against each way that there is.
+    pub fn reset_way(&self, function: &Function) -> Result<Way, NoReset> {
+        let bundle = self.bundle(function.address).map(|bundle| bundle.devices).unwrap_or_default();
+        reset::way(function, &bundle)
     }
 
     /// The devices that must move together with `device`; `None` where there is no such device.

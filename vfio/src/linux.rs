@@ -34,7 +34,7 @@ pub const READ_ARGUMENT: &str = "--read";
 
 /// Attributes whose write runs driver code that may wait for others, or takes the lock that such code holds. A closed list, by
 /// file name.
-const BLOCKING: [&str; 13] = [
+const BLOCKING: [&str; 14] = [
     "bind",
     "unbind",
     "drivers_probe",
@@ -42,6 +42,7 @@ const BLOCKING: [&str; 13] = [
     "control",
     "sriov_numvfs",
     "reset",
+    "reset_subordinate",
     "remove",
     "rescan",
     "create",

@@ -14,7 +14,7 @@ use crate::config_space::{Port, REQUIRED_ACS};
 use crate::iomem;
 use crate::{
     AcsCapability, Function, Group, GroupId, Host, Identity, Ids, Inventory, Iommu, Kind, Link, Member, PciAddress, PortAcs, Power, Sriov,
-    VgpuInterface,
+    VgpuInterface, attribute,
 };
 
 pub(crate) const DEVICES: &str = "sys/bus/pci/devices";
@@ -145,6 +145,7 @@ impl<'a> Scan<'a> {
             group: seen.group,
             reset_methods: of.words("reset_method"),
             on_same_bus,
+            bus_reset_at: self.bus_reset_at(&seen.path),
             power,
             sriov: sriov(&mut of),
             physical_function: of.link("physfn").and_then(|name| name.parse().ok()),
@@ -155,6 +156,11 @@ impl<'a> Scan<'a> {
             vfio_driver: self.vfio_driver(&mut of),
             unreadable: of.into_problems(),
         }
+    }
+
+    fn bus_reset_at(&self, path: &str) -> Option<PciAddress> {
+        let bridge = above(path).pop()?;
+        self.host.exists(attribute(bridge, "reset_subordinate")).then_some(bridge)
     }
 
     fn claimants_of(&self, address: PciAddress, seen: &Sighting) -> Vec<String> {

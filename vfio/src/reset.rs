@@ -63,6 +63,27 @@ impl fmt::Display for Method {
     }
 }
 
+/// How a function may be reset.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By itself, by one of these, best first.
+    Own(Vec<Method>),
+    /// With everything on its bus, all of which moves with it.
+    Bus {
+        /// The bridge above.
+        bridge: PciAddress,
+    },
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Own(methods) => f.write_str(&methods.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")),
+            Self::Bus { bridge } => write!(f, "its whole bus, below {bridge}"),
+        }
+    }
+}
+
 /// Why no reset of a function may be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no reset may be used: {}", if reasons.is_empty() { "the kernel offers none".to_owned() } else { reasons.join("; ") })]
@@ -71,7 +92,24 @@ pub struct NoReset {
     pub reasons: Vec<String>,
 }
 
-/// The ways that may be used to reset a function, best first.
+/// How to reset a function of a bundle: by itself, or with the whole bus where everything on it is of the bundle.
+///
+/// The kernel's own `bus` method is for a function that is alone on its bus; a card with companions is reset at the bridge.
+///
+/// # Errors
+/// What speaks against each way that the kernel offers.
+pub fn way(function: &Function, bundle: &[PciAddress]) -> Result<Way, NoReset> {
+    let none = match choose(function) {
+        Ok(methods) => return Ok(Way::Own(methods)),
+        Err(none) => none,
+    };
+    // Where it is alone there, the kernel would offer `bus` itself, if it may be used.
+    let reaches_nobody_else = !function.on_same_bus.is_empty() && function.on_same_bus.iter().all(|other| bundle.contains(other));
+    let may = function.kind != Kind::VirtualFunction && reaches_nobody_else && known::harm(function.ids, Method::Bus).is_none();
+    function.bus_reset_at.filter(|_| may).map(|bridge| Way::Bus { bridge }).ok_or(none)
+}
+
+/// The ways that may be used to reset a function by itself, best first.
 ///
 /// # Errors
 /// What speaks against each way that the kernel offers.
@@ -143,6 +181,7 @@ mod tests {
             group: None,
             reset_methods: methods.split_whitespace().map(str::to_owned).collect(),
             on_same_bus: beside.iter().map(|address| address.parse().unwrap()).collect(),
+            bus_reset_at: Some("0000:40:01.0".parse().unwrap()),
             power: Power::default(),
             sriov: None,
             physical_function: None,
@@ -207,6 +246,26 @@ mod tests {
         for (what, function, expected) in cases {
             assert_eq!(for_guests(&function).as_deref(), expected, "{what}");
         }
+    }
+
+    #[test]
+    fn p32_a_card_with_companions_is_reset_with_its_bus_where_that_is_all_on_it() {
+        let (gpu, audio, other) = (Kind::Gpu, "0000:41:00.1".parse().unwrap(), "0000:41:00.2".parse().unwrap());
+        let whole = "its whole bus, below 0000:40:01.0";
+        let cases = [
+            ("its own way is better", function(H100, gpu, "flr bus", AUDIO), vec![audio], Some("flr")),
+            ("an RTX 5090 and its audio", function(RTX_5090, gpu, "flr bus", AUDIO), vec![audio], Some(whole)),
+            ("the bundle may be larger", function(RTX_5090, gpu, "flr", AUDIO), vec![audio, other], Some(whole)),
+            ("somebody else's function", function(RTX_5090, gpu, "flr", &["0000:41:00.1", "0000:41:00.2"]), vec![audio], None),
+            ("a model that it harms", function(POLARIS, gpu, "bus", AUDIO), vec![audio], None),
+            ("alone, and the kernel does not offer it", function(H100, gpu, "pm", &[]), vec![], None),
+            ("a virtual function", function(H100, Kind::VirtualFunction, "bus", AUDIO), vec![audio], None),
+        ];
+        for (what, function, bundle, expected) in cases {
+            assert_eq!(way(&function, &bundle).ok().map(|way| way.to_string()).as_deref(), expected, "{what}");
+        }
+        let below_an_older_kernel = Function { bus_reset_at: None, ..function(RTX_5090, gpu, "flr", AUDIO) };
+        assert!(way(&below_an_older_kernel, &[audio]).is_err());
     }
 
     #[test]

@@ -127,7 +127,7 @@ impl Device {
     /// `mdev` or `vendor-vfio`), `viable` (b), `why-not` (s), `acs` (aa{sv}, as of its group), `iommu` (b: whether the kernel isolates
     /// devices at all), `class-code` (u), `revision` (y), `kind` (s), `ids` (s), `subsystem` (s), `power-state` (s),
     /// `power-control` (s), `d3cold-allowed` (b), `link-speed` (s), `link-width` (u), `link-max-speed` (s), `link-max-width` (u), `boot-vga` (b),
-    /// `bar-claimants` (as), `unreadable` (as: `field: reason`). A key is left out where the fact is not known. No options.
+    /// `bar-claimants` (as), `cleaned-by` (s: the reset between two guests), or `not-cleaned` (s: why there is none), `unreadable` (as: `field: reason`). A key is left out where the fact is not known. No options.
     ///
     /// Polkit action: `org.gpuward.inspect`.
     #[zbus(out_args("facts"))]
@@ -398,6 +398,10 @@ fn facts(function: &Function, inventory: &Inventory) -> Answer {
     dict.put("ids", function.ids.to_string()).put("boot-vga", function.boot_vga);
     dict.put("subsystem", format!("{:04x}:{:04x}", function.ids.subsystem_vendor, function.ids.subsystem_device));
     dict.put("bar-claimants", function.bar_claimants.clone()).put("unreadable", function.unreadable.clone());
+    match inventory.reset_way(function) {
+        Ok(way) => dict.put("cleaned-by", way.to_string()),
+        Err(none) => dict.put("not-cleaned", none.to_string()),
+    };
     if let Some(state) = &function.power.state {
         dict.put("power-state", state.clone());
     }

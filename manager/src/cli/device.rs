@@ -37,6 +37,10 @@ pub(super) struct Device {
     pub reason: Option<String>,
     pub held_by: Option<String>,
     pub reset_methods: Vec<String>,
+    /// The reset between two guests.
+    pub cleaned_by: Option<String>,
+    /// Why there is none.
+    pub not_cleaned: Option<String>,
     pub bars: Vec<Bar>,
     pub vfio_node: Option<String>,
     pub vfio_driver: Option<String>,
@@ -71,6 +75,7 @@ impl Device {
         let text = |value: &Option<String>| value.clone();
         let not_viable = function.group.and_then(|group| inventory.not_viable(group));
         let members = function.group.and_then(|group| inventory.groups.get(&group));
+        let way = inventory.reset_way(function);
         Self {
             address: function.address.to_string(),
             identity: function.identity.to_string(),
@@ -88,6 +93,8 @@ impl Device {
             bundle: inventory.bundle(function.address).map(|bundle| addresses(&bundle.devices)).unwrap_or_default(),
             state: (!function.is_on_vfio()).then(|| "host".into()),
             reset_methods: function.reset_methods.clone(),
+            cleaned_by: way.as_ref().ok().map(ToString::to_string),
+            not_cleaned: way.err().map(|none| none.to_string()),
             bars: function.bars.iter().map(|bar| Bar { index: bar.index.into(), size: bar.size }).collect(),
             vfio_node: function.vfio_group_node().filter(|_| function.is_on_vfio()).map(|node| format!("/{node}")),
             vfio_driver: Some(function.vfio_driver.clone()),

@@ -137,6 +137,7 @@ fn describe(device: &Device) -> String {
         ("members", device.group_members.join(" ")),
         ("undivided by", device.acs.join("\n")),
         ("resets by", device.reset_methods.join(" ")),
+        ("cleaned by", device.cleaned_by.clone().or_else(|| device.not_cleaned.clone()).unwrap_or_default()),
         ("regions", device.regions()),
         ("link", text(&device.link)),
         ("power", text(&device.power_state)),

@@ -64,7 +64,9 @@ fn free_of_others(engine: &Engine, devices: &[PciAddress]) -> Result<(), Failure
         let functions = sriov.functions.clone();
         return Err(Refusal::LiveFunctions { device: function.address, count: sriov.enabled, functions }.into());
     }
-    if let Some(store) = stuck_in(&engine.options.host, devices) {
+    // A reset of the bus is stored at the bridge above.
+    let bridges = functions().filter_map(|function| function.bus_reset_at);
+    if let Some(store) = stuck_in(&engine.options.host, &devices.iter().copied().chain(bridges).collect::<Vec<_>>()) {
         return Err(stuck::failure(&store));
     }
     let held = observe(&engine.options.host, &devices.iter().copied().collect(), &engine.inventory).holders;

@@ -38,29 +38,29 @@ pub struct Cleaning {
     pub ledger: Ledger,
 }
 
-/// Cleans devices in their order, and says what was done to the last one, which the bundle is about.
+/// Cleans the devices of a bundle, the one it is about first, and says what was done to that one.
 ///
 /// # Errors
 /// The first that is not clean. Those after it were not touched.
 pub fn clean(worker: &Worker, devices: &[PciAddress], cleaning: &Cleaning) -> Result<String, Dirty> {
     let inventory = Inventory::observe(worker.host(), 0);
-    let mut done = String::new();
-    for device in devices {
+    let mut done = Vec::new();
+    for device in devices.iter().rev() {
         let Some(function) = inventory.devices.get(device) else {
             return Err(Dirty { reason: format!("{device} has left the host"), stuck: false });
         };
-        done = clean_one(worker, function, cleaning)?;
+        done.push(clean_one(worker, (function, devices), cleaning)?);
     }
-    Ok(done)
+    Ok(done.into_iter().next().unwrap_or_default())
 }
 
-fn clean_one(worker: &Worker, function: &Function, cleaning: &Cleaning) -> Result<String, Dirty> {
+fn clean_one(worker: &Worker, (function, bundle): (&Function, &[PciAddress]), cleaning: &Cleaning) -> Result<String, Dirty> {
     let (host, deadlines) = (worker.host(), worker.deadlines());
     // After a boot the host's driver has it: it was initialised anew, and must not be reset below that driver. What others gave to VFIO
     // is theirs (P75).
     let record = cleaning.ledger.record_of(function);
-    let is_reset = record.is_some() && function.is_on_vfio() && (cleaning.how == How::Reset || reset::choose(function).is_ok());
-    let report = if is_reset { reset::reset(host, deadlines, function) } else { reset::check(host, deadlines, function) };
+    let is_reset = record.is_some() && function.is_on_vfio() && (cleaning.how == How::Reset || reset::way(function, bundle).is_ok());
+    let report = if is_reset { reset::reset(host, deadlines, (function, bundle)) } else { reset::check(host, deadlines, function) };
     let (kind, text) = match &report.outcome {
         Ok(()) => (if is_reset { Kind::Sanitised } else { Kind::Checked }, summary(&report)),
         Err(error) => (Kind::Reset, format!("not clean: {} {}", function.address, said(error))),

@@ -34,6 +34,7 @@ pub(crate) fn function(address: &str, kind: Kind) -> Function {
         group: Some(GroupId(u32::from(address.bus()))),
         reset_methods: vec!["flr".into()],
         on_same_bus: Vec::new(),
+        bus_reset_at: None,
         power: Power { state: Some("D0".into()), control: Some("auto".into()), d3cold_allowed: Some(true) },
         sriov: None,
         physical_function: None,

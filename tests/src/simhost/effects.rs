@@ -101,6 +101,9 @@ pub fn find_removed(tree: &Tree) -> io::Result<Vec<String>> {
 /// # Errors
 /// The file system's.
 pub fn reset(tree: &Tree, dir: &str) -> io::Result<()> {
+    let resets = format!("{PRIVATE}/functions/{}/resets", name(dir));
+    let count: u32 = tree.read(&resets).parse().unwrap_or(0);
+    tree.write(resets, (count + 1).to_string())?;
     let config = format!("{dir}/config");
     let own = tree.bytes(&config)?;
     let left = match tree.read(format!("{PRIVATE}/functions/{}/after_reset", name(dir))).as_str() {

@@ -40,6 +40,9 @@ pub fn lay_function(tree: &Tree, laid: &Laid, placed: &Placed, model: &Model, ba
     if !laid.is_virtual {
         put("remove", String::new())?;
     }
+    if model.port.is_some() {
+        put("reset_subordinate", String::new())?;
+    }
     lay_reset(tree, laid, model)?;
     if let Some(sriov) = &model.sriov {
         put("sriov_totalvfs", sriov.total.to_string())?;

@@ -44,6 +44,7 @@ pub enum FunctionFile {
     Remove,
     Reset,
     ResetMethod,
+    ResetSubordinate,
     SriovNumvfs,
     SriovDriversAutoprobe,
 }
@@ -124,13 +125,14 @@ impl Attribute {
 }
 
 impl FunctionFile {
-    const NAMES: [(&str, Self); 8] = [
+    const NAMES: [(&str, Self); 9] = [
         ("/driver_override", Self::DriverOverride),
         ("/power/control", Self::PowerControl),
         ("/d3cold_allowed", Self::D3coldAllowed),
         ("/remove", Self::Remove),
         ("/reset", Self::Reset),
         ("/reset_method", Self::ResetMethod),
+        ("/reset_subordinate", Self::ResetSubordinate),
         ("/sriov_numvfs", Self::SriovNumvfs),
         ("/sriov_drivers_autoprobe", Self::SriovDriversAutoprobe),
     ];
@@ -149,6 +151,7 @@ impl FunctionFile {
             Self::Remove => remove_store(tree, dir, value),
             Self::Reset => reset_store(tree, dir, value),
             Self::ResetMethod => reset_method_store(tree, dir, value),
+            Self::ResetSubordinate => reset_subordinate_store(tree, dir, value),
             Self::SriovNumvfs => sriov_numvfs_store(tree, dir, value),
             Self::SriovDriversAutoprobe => sriov_drivers_autoprobe_store(tree, dir, value),
         }
@@ -244,9 +247,18 @@ fn reset_store(tree: &Tree, dir: &str, value: &str) -> Result<(), Errno> {
     if tree.read(format!("{dir}/reset_method")).is_empty() {
         return Err(Errno::NOTTY);
     }
-    let count: u32 = tree.read(private(dir, "resets")).parse().unwrap_or(0);
-    moved(tree.write(private(dir, "resets"), (count + 1).to_string()));
     kernel_moved(effects::reset(tree, dir))
+}
+
+/// `reset_subordinate_store` (drivers/pci/pci-sysfs.c, since Linux 6.13): EINVAL unless a number, nothing for 0; `__pci_reset_bus`
+/// resets every function below the bridge.
+fn reset_subordinate_store(tree: &Tree, dir: &str, value: &str) -> Result<(), Errno> {
+    if number(value)? == 0 {
+        return Ok(());
+    }
+    let below = tree.entries(dir).into_iter().filter(|name| name.parse::<PciAddress>().is_ok());
+    below.for_each(|function| moved(effects::reset(tree, &format!("{dir}/{function}"))));
+    Ok(())
 }
 
 /// `remove_store` (drivers/pci/pci-sysfs.c): EINVAL unless a number, nothing for 0; `pci_stop_and_remove_bus_device_locked` takes the

@@ -5,8 +5,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Method, NoReset, choose, for_guests};
-use crate::{Bar, Deadlines, Function, Host, HostError, Kind, StoreError, attribute};
+use super::{Method, NoReset, Way, for_guests, way};
+use crate::{Bar, Deadlines, Function, Host, HostError, Kind, PciAddress, StoreError, attribute};
 
 /// One step and what came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,10 +85,10 @@ impl ResetError {
 /// Resets a function by the best way there is, and looks whether it came back. Companions without a way of their own are only looked
 /// at: they are reset with their GPU, or hold nothing.
 ///
-/// The function has to be ours: on a VFIO driver, and held by nobody.
-pub fn reset(host: &Host, deadlines: &Deadlines, function: &Function) -> Report {
+/// The function has to be ours with all of its `bundle`: on a VFIO driver, and held by nobody. The GPU goes before its companions.
+pub fn reset(host: &Host, deadlines: &Deadlines, (function, bundle): (&Function, &[PciAddress])) -> Report {
     let mut run = Run { host, deadlines, function, steps: Vec::new() };
-    let outcome = run.reset();
+    let outcome = run.reset(bundle);
     Report { steps: run.steps, outcome }
 }
 
@@ -135,21 +135,37 @@ impl Run<'_> {
         done.map(|(value, _)| value)
     }
 
-    fn reset(&mut self) -> Result<(), ResetError> {
-        let methods = match choose(self.function) {
-            Ok(methods) => methods,
-            Err(none) if self.function.kind == Kind::Companion => {
-                let told = format!("not by itself: {none}");
-                self.step("reset", |_| Ok(((), told)))?;
-                return self.check(&[]);
-            }
+    fn reset(&mut self, bundle: &[PciAddress]) -> Result<(), ResetError> {
+        let way = match way(self.function, bundle) {
+            // A companion has its GPU's bus reset with it, or holds nothing.
+            Ok(Way::Bus { .. }) if self.function.kind == Kind::Companion => return self.check_only("with its GPU, or not at all".into()),
+            Ok(way) => way,
+            Err(none) if self.function.kind == Kind::Companion => return self.check_only(format!("not by itself: {none}")),
             Err(none) => return self.step("method", |_| Err(ResetError::NoMethod(none))),
         };
         self.step("wake", Self::wake)?;
         let before = self.step("before", |run| Ok((run.registers()?, run.condition())))?;
-        self.step("method", |run| run.allow(&methods))?;
-        self.step("reset", |run| run.store("reset", "1").map(|()| ((), methods.first().map(Method::to_string).unwrap_or_default())))?;
+        self.step("method", |run| run.allow(&way))?;
+        self.step("reset", |run| run.store_reset(&way))?;
         self.check(&before)
+    }
+
+    fn check_only(&mut self, told: String) -> Result<(), ResetError> {
+        self.step("reset", |_| Ok(((), told)))?;
+        self.check(&[])
+    }
+
+    fn store_reset(&self, way: &Way) -> Result<((), String), ResetError> {
+        match way {
+            Way::Own(methods) => {
+                self.store("reset", "1")?;
+                Ok(((), methods.first().map(Method::to_string).unwrap_or_default()))
+            }
+            Way::Bus { bridge } => {
+                self.store_at(*bridge, "reset_subordinate", "1")?;
+                Ok(((), way.to_string()))
+            }
+        }
     }
 
     fn check(&mut self, before: &[(u8, u64)]) -> Result<(), ResetError> {
@@ -167,7 +183,11 @@ impl Run<'_> {
     }
 
     fn store(&self, name: &str, value: &str) -> Result<(), ResetError> {
-        let attribute = attribute(self.function.address, name);
+        self.store_at(self.function.address, name, value)
+    }
+
+    fn store_at(&self, function: PciAddress, name: &str, value: &str) -> Result<(), ResetError> {
+        let attribute = attribute(function, name);
         self.host.store(&attribute, value, Instant::now() + self.deadlines.of(&attribute)).map_err(ResetError::Store)
     }
 
@@ -194,7 +214,7 @@ impl Run<'_> {
     }
 
     // The kernel takes the next method where one does not apply: what must not be used has to be off the list.
-    fn allow(&self, methods: &[Method]) -> Result<((), String), ResetError> {
+    fn allow(&self, way: &Way) -> Result<((), String), ResetError> {
         if let Some(wanted) = for_guests(self.function) {
             self.store("reset_method", if wanted.is_empty() { "\n" } else { &wanted })?;
             let found = self.read("reset_method")?.unwrap_or_default();
@@ -202,7 +222,7 @@ impl Run<'_> {
                 return Err(ResetError::Method { wanted, found });
             }
         }
-        Ok(((), methods.iter().map(Method::to_string).collect::<Vec<_>>().join(" ")))
+        Ok(((), way.to_string()))
     }
 
     fn registers(&self) -> Result<Vec<(u8, u64)>, ResetError> {

@@ -22,6 +22,8 @@ impl Device {
             let (now, width, most_width) = (facts.text("link-speed"), number("link-width"), number("link-max-width"));
             format!("{now} x{width}, most {most} x{most_width}")
         });
+        self.cleaned_by = some(facts, "cleaned-by");
+        self.not_cleaned = some(facts, "not-cleaned");
         self.boot_display = Some(facts.flag("boot-vga"));
         self.unreadable = facts.texts("unreadable");
     }

@@ -278,7 +278,7 @@ impl Engine {
     fn wind_up(&mut self, messages: &Receiver<Message>) {
         self.stopping = true;
         // Nobody would wait for what is undone, and the reboot forgets it.
-        if self.host_stops() {
+        if self.host_stops() || shutdown::has_begun(&self.options.host) {
             return;
         }
         self.cancel_device_jobs();

@@ -182,6 +182,14 @@ impl Host {
         self.kernel.unit_is_active(unit, deadline)
     }
 
+    /// Whether the host shuts down.
+    ///
+    /// # Errors
+    /// As [`Kernel::is_shutting_down`].
+    pub fn is_shutting_down(&self, deadline: Instant) -> Result<bool, UnitError> {
+        self.kernel.is_shutting_down(deadline)
+    }
+
     /// Asks the host's service manager, and waits until it is done.
     ///
     /// # Errors

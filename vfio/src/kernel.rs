@@ -50,6 +50,15 @@ pub trait Kernel: Send + Sync {
         Err(UnitError::none(unit))
     }
 
+    /// Whether the host shuts down (`SystemState` of systemd is `stopping`, from the moment that a shutdown is queued).
+    ///
+    /// # Errors
+    /// It cannot be asked.
+    fn is_shutting_down(&self, deadline: Instant) -> Result<bool, UnitError> {
+        let _ = deadline;
+        Ok(false)
+    }
+
     /// Asks the host's service manager for a change, and waits until it is made.
     ///
     /// # Errors

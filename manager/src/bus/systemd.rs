@@ -31,6 +31,8 @@ trait Systemd {
         properties: &[(&str, Variant<'_>)],
         auxiliary: &[(&str, &[(&str, Variant<'_>)])],
     ) -> zbus::Result<OwnedObjectPath>;
+    #[zbus(property(emits_changed_signal = "false"))]
+    fn system_state(&self) -> zbus::Result<String>;
     #[zbus(signal)]
     fn job_removed(&self, id: u32, job: OwnedObjectPath, unit: String, result: String) -> zbus::Result<()>;
 }
@@ -126,6 +128,11 @@ impl Kernel for HostKernel {
     fn unit_is_active(&self, unit: &str, deadline: Instant) -> Result<bool, UnitError> {
         let asked = self.ask(deadline, async |connection| is_active(connection, unit).await);
         asked.map_err(|source| UnitError { verb: "look at", unit: unit.into(), source })
+    }
+
+    fn is_shutting_down(&self, deadline: Instant) -> Result<bool, UnitError> {
+        let asked = self.ask(deadline, async |connection| Ok(SystemdProxy::new(&connection).await?.system_state().await? == "stopping"));
+        asked.map_err(|source| UnitError { verb: "look at", unit: "the system's state".into(), source })
     }
 
     fn unit(&self, ask: &UnitAsk, deadline: Instant) -> Result<(), UnitError> {

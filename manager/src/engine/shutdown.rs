@@ -1,8 +1,24 @@
 //! While the host shuts down nothing is begun: whatever ends then keeps its claim, which the next boot closes as unclean.
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use vfio::Host;
 
 use super::{Engine, external, machines};
+use crate::failure::{ErrorKind, Failure};
+
+/// How long the service manager may take to say whether the host shuts down.
+const ASKING: Duration = Duration::from_secs(2);
+
+/// Asks whether the host shuts down. A daemon that a shutdown ends may be told to end before it is told why. Where that cannot be told, the
+/// host does not.
+pub(super) fn has_begun(host: &Host) -> bool {
+    host.is_shutting_down(Instant::now() + ASKING).unwrap_or_else(|error| {
+        tracing::debug!("whether the host shuts down cannot be told: {}", Failure::of(ErrorKind::Internal, &error));
+        false
+    })
+}
 
 impl Engine {
     /// Whether the host shuts down.

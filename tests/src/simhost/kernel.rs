@@ -259,6 +259,10 @@ impl Kernel for SimKernel {
         Ok(units::is_active(&self.shared.tree, unit))
     }
 
+    fn is_shutting_down(&self, _deadline: Instant) -> Result<bool, UnitError> {
+        Ok(self.shared.tree.exists(units::SHUTTING_DOWN))
+    }
+
     // Counted, failed and killed as a store into `unit/<name>`.
     fn unit(&self, ask: &UnitAsk, _deadline: Instant) -> Result<(), UnitError> {
         let (verb, work) = units::work(&self.shared.tree, ask);

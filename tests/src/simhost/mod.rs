@@ -189,6 +189,15 @@ impl SimHost {
         Tree::new(self.root()).remove(format!("proc/{pid}"))
     }
 
+    /// Begins to shut the host down, or thinks better of it.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn shut_down(&self, begun: bool) -> io::Result<()> {
+        let tree = Tree::new(self.root());
+        if begun { tree.write(units::SHUTTING_DOWN, "") } else { tree.remove(units::SHUTTING_DOWN) }
+    }
+
     /// Pulls out the function at `address` (P73); nothing where there is none.
     ///
     /// # Errors

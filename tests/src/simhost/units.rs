@@ -8,6 +8,9 @@ use vfio::UnitAsk;
 
 use super::tree::{PRIVATE, Tree};
 
+/// There while the host shuts down.
+pub const SHUTTING_DOWN: &str = ".sim/shutting-down";
+
 /// Whether a process of `unit` lives.
 pub fn is_active(tree: &Tree, unit: &str) -> bool {
     !processes(tree, unit).is_empty()

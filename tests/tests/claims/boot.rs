@@ -63,19 +63,6 @@ fn bound_then_reset(managed: &Managed) {
     assert!(place("drivers_probe") < place("reset"), "{stored:?}");
 }
 
-/// A machine that runs with the GPU.
-fn running_machine(daemon: &Daemon, hold: &str) -> MachineId {
-    let text = format!(
-        "format = 1\nname = 'train-1'\nvcpus = 1\nmemory = '1GiB'\nhold = '{hold}'\n[[disk]]\nvolume = 'tank/a'\n[[device]]\nkind = 'gpu'\nidentity = '{}'\n",
-        gpu()
-    );
-    let spec = MachineSpec::parse(Node::from_toml(&text).unwrap()).unwrap();
-    let machine = MachineId(spec.uuid);
-    done(daemon, Request::CreateMachine { spec: Box::new(spec) });
-    done(daemon, Request::StartMachine(machine));
-    machine
-}
-
 /// A machine runs, and the host loses power.
 fn cut_off(hold: &str, on_demand: bool) -> (Managed, MachineId) {
     let managed = Managed::new("dgx-h100", &if on_demand { POOL.replace("pool", "on-demand") } else { POOL.into() }).unwrap();

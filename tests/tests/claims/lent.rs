@@ -41,3 +41,15 @@ fn what_was_lent_goes_to_the_host_before_anybody_else_gets_it() {
     assert!(!may_start(&managed, DOMAIN));
     claim(&daemon, "");
 }
+
+#[test]
+fn p66_what_is_lent_is_bound_again_at_boot() {
+    let (managed, daemon) = with(Managed::new("dgx-h100", LENT).unwrap());
+    daemon.stop();
+    let managed = managed.reboot(gpu()).unwrap();
+    manager::restore::run(managed.options()).unwrap();
+    let daemon = start(&managed);
+    assert_eq!(daemon.view().devices[&gpu()].state, DeviceState::Lent);
+    assert!(managed.sim.kernel.stored().iter().all(|(path, _)| !path.ends_with("reset")), "never reset");
+    assert!(may_start(&managed, DOMAIN));
+}

@@ -137,3 +137,19 @@ fn what_speaks_against_a_claim_is_said_by_name() {
     assert_eq!(refused.kind, ErrorKind::AlreadyClaimed);
     assert!(managed.sim.kernel.stored().is_empty());
 }
+
+#[test]
+fn a_machines_claim_is_its_own_and_so_is_its_domain() {
+    let (managed, daemon, _libvirt) = with_libvirt(Managed::new("dgx-h100", POOL).unwrap());
+    daemon.apply(&[assign(gpu()), assign("0000:43:00.0".parse().unwrap())]).unwrap();
+    let machine = running_machine(&daemon, "running");
+    let id = *daemon.view().claims.keys().next().unwrap();
+    assert_eq!((view(&daemon, id).release_on, view(&daemon, id).domain), ("machine", machine.0));
+    let refused = end(&daemon, id).unwrap_err();
+    assert_eq!((refused.kind, refused.message), (ErrorKind::Conflict, format!("claim {id} is that of machine train-1")));
+    let others = ClaimSpec { domain: machine.0, ..spec("") };
+    let refused = daemon.submit(Request::Claim { spec: others, client: String::new() }).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Conflict);
+    assert!(refused.message.ends_with("is gpuward's machine train-1, which claims its devices itself"), "{refused}");
+    standin::end_all(managed.sim.root());
+}

@@ -129,6 +129,19 @@ fn start_domain(libvirt: &Connect) -> Domain {
     libvirt.create_domain_xml(&xml, 0).expect("created")
 }
 
+/// A machine that runs with the GPU.
+fn running_machine(daemon: &Daemon, hold: &str) -> MachineId {
+    let text = format!(
+        "format = 1\nname = 'train-1'\nvcpus = 1\nmemory = '1GiB'\nhold = '{hold}'\n[[disk]]\nvolume = 'tank/a'\n[[device]]\nkind = 'gpu'\nidentity = '{}'\n",
+        gpu()
+    );
+    let spec = MachineSpec::parse(Node::from_toml(&text).unwrap()).unwrap();
+    let machine = MachineId(spec.uuid);
+    done(daemon, Request::CreateMachine { spec: Box::new(spec) });
+    done(daemon, Request::StartMachine(machine));
+    machine
+}
+
 #[test]
 fn the_words_of_the_ledger_are_those_of_the_bus() {
     for release in [ReleaseOn::Manual, ReleaseOn::DomainStopped, ReleaseOn::ClientGone] {

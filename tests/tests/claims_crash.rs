@@ -14,8 +14,8 @@ use vfio::PciAddress;
 
 const ON_DEMAND: &str = "[[devices]]\nmatch = { kind = 'gpu' }\nuse = 'on-demand'\n";
 
-/// What the kernel answers where a driver or an administrator is in the way, or the hardware is.
-const ERRNOS: [Errno; 5] = [Errno::NODEV, Errno::BUSY, Errno::INVAL, Errno::IO, Errno::NOMEM];
+/// What the kernel answers where a driver is not there or in the way, or the hardware is; `crash.rs` has more of the same stores.
+const ERRNOS: [Errno; 3] = [Errno::NODEV, Errno::BUSY, Errno::IO];
 
 struct Case {
     managed: Managed,

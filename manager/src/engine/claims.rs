@@ -240,7 +240,7 @@ pub fn release(worker: &Worker, id: ClaimId, claim: &ClaimRecord) -> Result<Even
     // Of what went on at the end of an earlier boot nobody knows.
     let closed = if ledger.is_of_an_earlier_boot(claim) { "unclean" } else { "clean" };
     let occasion = vec![("claim", id.to_string()), ("epoch", claim.epoch.to_string()), ("closed", closed.to_owned())];
-    let there = are_there(worker, &ledger, claim);
+    let there = can_be_cleaned(worker, &ledger, claim);
     let cleaning = Cleaning { how: How::Reset, occasion, ledger: *ledger };
     let cleaned = there.and_then(|()| sanitise::clean(worker, &claim.devices, &cleaning));
     let detail = |text: &str| BTreeMap::from([("claim".into(), id.to_string()), ("detail".into(), text.to_owned())]);
@@ -264,14 +264,23 @@ pub fn release(worker: &Worker, id: ClaimId, claim: &ClaimRecord) -> Result<Even
     Ok(events)
 }
 
-// Another device may sit at the address of one that has left.
-fn are_there(worker: &Worker, ledger: &Ledger, claim: &ClaimRecord) -> Result<(), Dirty> {
+// Another device may sit at the address of one that has left; and one of the pool that somebody else gave to a driver of the host, or
+// that could not be bound again after a reboot, cannot be reset below that driver. What is on demand goes to that driver anyway.
+fn can_be_cleaned(worker: &Worker, ledger: &Ledger, claim: &ClaimRecord) -> Result<(), Dirty> {
     let inventory = Inventory::observe(worker.host(), 0);
-    let is_there = |device: &&PciAddress| inventory.devices.get(device).is_some_and(|function| ledger.record_of(function).is_some());
-    match claim.devices.iter().find(|device| !is_there(device)) {
-        Some(device) => Err(Dirty { reason: format!("{device} has left the host"), stuck: false }),
-        None => Ok(()),
+    for device in &claim.devices {
+        let function = inventory.devices.get(device).filter(|function| ledger.record_of(function).is_some());
+        let reason = match function {
+            None => format!("{device} has left the host"),
+            Some(function) if !claim.on_demand && !function.is_on_vfio() => {
+                let driver = function.driver.as_deref().unwrap_or("no driver");
+                format!("{device} is bound to {driver}, so it could not be reset after its claim")
+            }
+            Some(_) => continue,
+        };
+        return Err(Dirty { reason, stuck: false });
     }
+    Ok(())
 }
 
 fn list(devices: &[PciAddress]) -> String {

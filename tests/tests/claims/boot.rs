@@ -138,3 +138,14 @@ fn a_machine_that_holds_its_gpu_while_it_is_defined_has_it_again_after_a_reboot(
     daemon.until(|view| view.machines[&machine].state == MachineState::Off && view.devices[&gpu()].state == DeviceState::Claimed);
     assert_eq!((driver(&managed).as_str(), daemon.view().claims.len()), ("vfio-pci", 1));
 }
+
+#[test]
+fn a_gpu_that_cannot_be_bound_again_to_be_reset_is_in_quarantine() {
+    let (managed, machine) = cut_off("running", false);
+    managed.sim.kernel.fail_on("driver/unbind", Errno::IO);
+    let daemon = start(&managed);
+    daemon.until(|view| view.machines[&machine].state == MachineState::Off && view.jobs.values().all(|job| job.state.is_over()));
+    let shown = daemon.view().devices[&gpu()].clone();
+    let reason = "0000:1b:00.0 is bound to nvidia, so it could not be reset after its claim";
+    assert_eq!((shown.state, shown.reason.as_str(), shown.claim), (DeviceState::Quarantined, reason, None));
+}

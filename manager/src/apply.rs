@@ -166,7 +166,7 @@ impl Run<'_> {
 fn is_power(change: &Change) -> bool {
     match change {
         Change::PowerControl { .. } | Change::D3cold { .. } => true,
-        Change::Binding { .. } | Change::ResetMethod { .. } => false,
+        Change::Binding { .. } | Change::VfCount { .. } | Change::VfAutoprobe { .. } | Change::ResetMethod { .. } => false,
     }
 }
 

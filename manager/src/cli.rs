@@ -19,6 +19,7 @@ mod output;
 mod quarantine;
 mod spec;
 mod stop;
+mod vfs;
 
 use std::process::ExitCode;
 
@@ -66,11 +67,12 @@ fn run(context: &mut Context, command: Command) -> Result<(), Stop> {
         Command::List { tree, holders } => look::list(context, &tree, holders),
         Command::Show { device, tree } => look::show(context, device, &tree),
         Command::Plan(command) => change::plan(context, command),
-        Command::Assign { devices, force, request } => change::apply(context, Wish::Assign(force), &devices, &request),
-        Command::Release { devices, request } => change::apply(context, Wish::Release, &devices, &request),
+        Command::Assign { devices, force, request } => change::apply(context, Wish::Assign(force), &devices.devices, &request),
+        Command::Release { devices, request } => change::apply(context, Wish::Release, &devices.devices, &request),
         Command::Reset(device) => quarantine::reset(context, &device),
         Command::History(of) => history::run(context, &of),
         Command::Quarantine(command) => quarantine::run(context, command),
+        Command::Vfs { command } => vfs::run(context, command),
         Command::Machine(command) => machine::run(context, command),
         Command::Claims => claim::list(context),
         Command::Claim(command) => claim::run(context, command),

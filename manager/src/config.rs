@@ -181,7 +181,7 @@ impl Config {
         let beside = |other: &&Function| other.kind == Kind::Gpu && slot(other.address) == slot(function.address);
         match function.kind {
             Kind::Companion => inventory.devices.values().find(beside).map(|gpu| self.use_of(gpu)).unwrap_or_default(),
-            Kind::Gpu | Kind::VirtualFunction | Kind::Switch | Kind::Bridge | Kind::Other => Use::Observe,
+            Kind::Gpu | Kind::VirtualFunction | Kind::Switch | Kind::Bridge | Kind::PhysicalFunction | Kind::Other => Use::Observe,
         }
     }
 

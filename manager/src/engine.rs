@@ -41,6 +41,7 @@ mod recover;
 pub mod sanitise;
 mod shutdown;
 mod stuck;
+mod vfs;
 mod worker;
 
 use jobs::Jobs;
@@ -190,6 +191,7 @@ pub struct Engine {
     host_stops: Arc<AtomicBool>,
     /// Devices that were taken in an earlier boot.
     to_restore: BTreeSet<PciAddress>,
+    vfs_tried: vfs::Tried,
     ledger: Ledger,
     /// Pins as they lie in the state directory, once they were looked at.
     pins: Option<String>,
@@ -231,6 +233,7 @@ impl Engine {
             stopping: false,
             host_stops: Arc::default(),
             to_restore: BTreeSet::new(),
+            vfs_tried: vfs::Tried::new(),
             ledger,
             pins: None,
             inventory: Arc::default(),
@@ -318,6 +321,7 @@ impl Engine {
                 let before = self.inventory.generation;
                 self.observe();
                 if self.inventory.generation != before {
+                    self.restore_vfs();
                     self.publish();
                 }
             }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use vfio::Change;
 
 use crate::id::JobId;
-use crate::plan::Move;
+use crate::plan::{Move, VfMove};
 
 /// The first line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +26,9 @@ pub struct Header {
     pub digest: String,
     /// The bundles that the plan moves.
     pub moves: Vec<Move>,
+    /// The physical functions whose virtual ones it changes.
+    #[serde(default)]
+    pub vfs: Vec<VfMove>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -208,7 +211,7 @@ mod tests {
     }
 
     fn header(job: u64) -> Header {
-        Header { job: JobId(job), boot: "b".into(), digest: "d".into(), moves: Vec::new() }
+        Header { job: JobId(job), boot: "b".into(), digest: "d".into(), moves: Vec::new(), vfs: Vec::new() }
     }
 
     #[test]

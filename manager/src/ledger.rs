@@ -15,6 +15,7 @@ use crate::view::MachineState;
 
 pub mod moves;
 pub mod store;
+mod vfs;
 
 /// Everything that is recorded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,6 +36,9 @@ pub struct Ledger {
     pub claims: BTreeMap<ClaimId, ClaimRecord>,
     /// Machines.
     pub machines: BTreeMap<MachineId, MachineRecord>,
+    /// Physical functions that are to have virtual ones.
+    #[serde(default)]
+    pub vfs: BTreeMap<PciAddress, VfIntent>,
     /// Devices that did not come back clean.
     pub quarantines: BTreeMap<PciAddress, Quarantine>,
     /// Requests of the last 24 hours that their callers named.
@@ -52,7 +56,7 @@ pub struct Format {
 }
 
 /// The format this version writes.
-pub const FORMAT: Format = Format { major: 1, minor: 0 };
+pub const FORMAT: Format = Format { major: 1, minor: 1 };
 
 impl Default for Ledger {
     fn default() -> Self {
@@ -64,6 +68,7 @@ impl Default for Ledger {
             devices: BTreeMap::new(),
             claims: BTreeMap::new(),
             machines: BTreeMap::new(),
+            vfs: BTreeMap::new(),
             quarantines: BTreeMap::new(),
             requests: Vec::new(),
         }
@@ -105,6 +110,19 @@ impl DeviceRecord {
     pub fn is_lent(&self) -> bool {
         self.lent && self.standing == Standing::Active
     }
+}
+
+/// How many virtual functions a physical function is to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct VfIntent {
+    /// Which device it is.
+    pub identity: Identity,
+    /// How many it was given; 0 where it had none of gpuward's before.
+    pub count: u16,
+    /// How many it is being given.
+    #[serde(default)]
+    pub wished: Option<u16>,
 }
 
 /// What a device had before gpuward took it.

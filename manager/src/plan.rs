@@ -18,6 +18,7 @@ mod check;
 mod refusal;
 #[cfg(test)]
 pub(crate) mod tests;
+mod vfs;
 
 pub use refusal::Refusal;
 
@@ -41,6 +42,8 @@ pub struct Surroundings {
     pub drivers: BTreeSet<String>,
     /// VFIO's `enable_unsafe_noiommu_mode` is on: what it calls isolated is not.
     pub unsafe_noiommu: bool,
+    /// NVIDIA's `sriov-manage` is installed.
+    pub sriov_manage: bool,
     /// Devices that libvirt domains of others name, by the domain's name.
     pub domains: BTreeMap<PciAddress, String>,
     /// Who holds devices.
@@ -54,6 +57,9 @@ pub struct Surroundings {
 pub struct Plan {
     /// The bundles it moves.
     pub moves: Vec<Move>,
+    /// The physical functions that get or lose virtual ones.
+    #[serde(default)]
+    pub vfs: Vec<VfMove>,
     /// Units of the host that hold devices of these bundles, each with one of them: paused before the first change, started again
     /// after the last one, however the job ends.
     pub pauses: BTreeMap<String, PciAddress>,
@@ -68,6 +74,17 @@ pub struct Move {
     pub to: Side,
     /// Its devices, in the order they bind.
     pub devices: Vec<PciAddress>,
+}
+
+/// A physical function that gets or loses virtual ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VfMove {
+    /// The physical function.
+    pub device: PciAddress,
+    /// How many it is to have.
+    pub count: u16,
+    /// Those it has.
+    pub functions: Vec<PciAddress>,
 }
 
 /// Who has a bundle.
@@ -91,9 +108,10 @@ impl Plan {
         self.stages.iter().flatten()
     }
 
-    /// Every device of the bundles that move.
+    /// Every device of the bundles that move, and every physical function with its virtual ones.
     pub fn devices(&self) -> Vec<PciAddress> {
-        self.moves.iter().flat_map(|bundle| bundle.devices.iter().copied()).collect()
+        let moved = self.moves.iter().flat_map(|bundle| bundle.devices.iter().copied());
+        moved.chain(self.vfs.iter().flat_map(|vfs| vfs.functions.iter().copied().chain([vfs.device]))).collect()
     }
 
     /// SHA-256 over everything it would do, in hexadecimal digits.
@@ -154,11 +172,19 @@ pub fn plan(situation: &Situation<'_>, goals: &[Goal]) -> Result<Plan, Vec<Refus
     let mut refusals = Vec::new();
     let mut moves: Vec<Move> = Vec::new();
     let mut lanes = Vec::new();
+    let mut vfs: Vec<VfMove> = Vec::new();
     let mut pauses = BTreeMap::new();
     for goal in goals {
         let (device, to, force) = match goal {
             Goal::Assign { device, force } => (*device, Side::Pool, *force),
             Goal::Release { device } => (*device, Side::Host, false),
+            Goal::Vfs { device, count } => {
+                let lane = vfs::lane(situation, *device, *count);
+                refusals.extend(vfs::against(situation, *device, *count, &lane));
+                lanes.push(lane);
+                vfs.push(VfMove { device: *device, count: *count, functions: functions_of(situation, *device) });
+                continue;
+            }
         };
         let Some(bundle) = situation.inventory.bundle(device) else {
             refusals.push(Refusal::UnknownDevice { device });
@@ -182,7 +208,21 @@ pub fn plan(situation: &Situation<'_>, goals: &[Goal]) -> Result<Plan, Vec<Refus
         lanes.push(lane);
         moves.push(Move { to, devices: bundle.devices });
     }
-    if refusals.is_empty() { Ok(Plan { moves, pauses, stages: stages(&lanes) }) } else { Err(refusals) }
+    refusals.extend(both_ways(&moves, &vfs));
+    if refusals.is_empty() { Ok(Plan { moves, vfs, pauses, stages: stages(&lanes) }) } else { Err(refusals) }
+}
+
+fn functions_of(situation: &Situation<'_>, device: PciAddress) -> Vec<PciAddress> {
+    let sriov = situation.inventory.devices.get(&device).and_then(|function| function.sriov.as_ref());
+    sriov.map(|sriov| sriov.functions.clone()).unwrap_or_default()
+}
+
+// One request moves a physical function, or a virtual one of it, or changes how many there are.
+fn both_ways(moves: &[Move], vfs: &[VfMove]) -> Vec<Refusal> {
+    let moved = |device: &PciAddress| moves.iter().any(|bundle| bundle.devices.contains(device));
+    let twice = |vfs_of: &VfMove| vfs.iter().filter(|other| other.device == vfs_of.device).count() > 1;
+    let clash = vfs.iter().filter(|vfs_of| twice(vfs_of) || moved(&vfs_of.device) || vfs_of.functions.iter().any(moved));
+    clash.map(|vfs_of| Refusal::BothWays { device: vfs_of.device }).collect()
 }
 
 fn stages(lanes: &[Vec<Change>]) -> Vec<Vec<Change>> {

@@ -24,6 +24,22 @@ pub enum Goal {
         /// Any device of the bundle.
         device: PciAddress,
     },
+    /// A physical function has so many virtual functions.
+    Vfs {
+        /// The physical function.
+        device: PciAddress,
+        /// How many; 0 for none.
+        count: u16,
+    },
+}
+
+impl Goal {
+    /// The device it is about.
+    pub fn device(&self) -> PciAddress {
+        match self {
+            Self::Assign { device, .. } | Self::Release { device } | Self::Vfs { device, .. } => *device,
+        }
+    }
 }
 
 /// A change asked for. Each becomes a job.

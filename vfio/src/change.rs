@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Binding, Host, HostError, PciAddress, StoreError, nvidia};
+use crate::{Binding, Host, HostError, PciAddress, StoreError, nvidia, sriov};
 
 /// One knob with the value it has and the value it is to have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +36,24 @@ pub enum Change {
     /// `d3cold_allowed`: whether its power may be cut.
     D3cold {
         /// The function.
+        device: PciAddress,
+        /// What it has.
+        from: bool,
+        /// What it is to have.
+        to: bool,
+    },
+    /// `sriov_numvfs`: how many virtual functions a function has.
+    VfCount {
+        /// The physical function.
+        device: PciAddress,
+        /// What it has.
+        from: u16,
+        /// What it is to have.
+        to: u16,
+    },
+    /// `sriov_drivers_autoprobe`: whether host drivers take virtual functions that are made.
+    VfAutoprobe {
+        /// The physical function.
         device: PciAddress,
         /// What it has.
         from: bool,
@@ -70,6 +88,10 @@ pub struct Deadlines {
     pub wake: Duration,
     /// Until a function that was reset answers as itself, its regions in place.
     pub settle: Duration,
+    /// `sriov_numvfs`, and NVIDIA's tool in its place: drivers make virtual functions one after the other (i40e: 64 in 22 s).
+    pub sriov: Duration,
+    /// Until virtual functions that were made have appeared (125 in 65 s were seen).
+    pub appear: Duration,
     /// Until a unit of the host has stopped or started (systemd's own limit is 90 s).
     pub unit: Duration,
     /// Every other attribute.
@@ -87,6 +109,8 @@ impl Default for Deadlines {
             reset: seconds(90),
             wake: seconds(10),
             settle: seconds(5),
+            sriov: seconds(120),
+            appear: seconds(90),
             unit: seconds(100),
             other: seconds(5),
             read_back: seconds(2),
@@ -102,6 +126,7 @@ impl Deadlines {
             Some("bind" | "drivers_probe" | "rescan") => self.bind,
             Some("unbind" | "remove") => self.unbind,
             Some("reset" | "reset_subordinate") => self.reset,
+            Some("sriov_numvfs") => self.sriov,
             Some(_) | None => self.other,
         }
     }
@@ -225,6 +250,8 @@ impl Change {
             Self::Binding { device, .. }
             | Self::PowerControl { device, .. }
             | Self::D3cold { device, .. }
+            | Self::VfCount { device, .. }
+            | Self::VfAutoprobe { device, .. }
             | Self::ResetMethod { device, .. } => *device,
         }
     }
@@ -235,6 +262,8 @@ impl Change {
             Self::Binding { .. } => "driver",
             Self::PowerControl { .. } => "power/control",
             Self::D3cold { .. } => "d3cold_allowed",
+            Self::VfCount { .. } => "sriov_numvfs",
+            Self::VfAutoprobe { .. } => "sriov_drivers_autoprobe",
             Self::ResetMethod { .. } => "reset_method",
         }
     }
@@ -249,7 +278,8 @@ impl Change {
         match self {
             Self::Binding { to, .. } => text(to),
             Self::PowerControl { to, .. } | Self::ResetMethod { to, .. } => to.clone(),
-            Self::D3cold { to, .. } => u8::from(*to).to_string(),
+            Self::D3cold { to, .. } | Self::VfAutoprobe { to, .. } => u8::from(*to).to_string(),
+            Self::VfCount { to, .. } => to.to_string(),
         }
     }
 
@@ -260,6 +290,8 @@ impl Change {
             Self::Binding { device, from, to } => Self::Binding { device, from: to, to: from },
             Self::PowerControl { device, from, to } => Self::PowerControl { device, from: to, to: from },
             Self::D3cold { device, from, to } => Self::D3cold { device, from: to, to: from },
+            Self::VfCount { device, from, to } => Self::VfCount { device, from: to, to: from },
+            Self::VfAutoprobe { device, from, to } => Self::VfAutoprobe { device, from: to, to: from },
             Self::ResetMethod { device, from, to } => Self::ResetMethod { device, from: to, to: from },
         }
     }
@@ -285,6 +317,14 @@ impl Change {
                 let now = host.read(attribute(device, "d3cold_allowed")).map_err(unreadable)?.ok_or(gone)?;
                 Self::D3cold { device, from: now != "0", to: *to }
             }
+            Self::VfCount { to, .. } => {
+                let from = sriov::count(host, device).map_err(unreadable)?.ok_or(gone)?;
+                Self::VfCount { device, from, to: *to }
+            }
+            Self::VfAutoprobe { to, .. } => {
+                let now = host.read(attribute(device, "sriov_drivers_autoprobe")).map_err(unreadable)?.ok_or(gone)?;
+                Self::VfAutoprobe { device, from: now != "0", to: *to }
+            }
             Self::ResetMethod { to, .. } => {
                 let from = host.read(attribute(device, "reset_method")).map_err(unreadable)?.ok_or(gone)?;
                 Self::ResetMethod { device, from, to: to.clone() }
@@ -297,7 +337,8 @@ impl Change {
         match self {
             Self::Binding { from, to, .. } => from == to,
             Self::PowerControl { from, to, .. } => from == to,
-            Self::D3cold { from, to, .. } => from == to,
+            Self::D3cold { from, to, .. } | Self::VfAutoprobe { from, to, .. } => from == to,
+            Self::VfCount { from, to, .. } => from == to,
             Self::ResetMethod { from, to, .. } => from == to,
         }
     }
@@ -307,8 +348,12 @@ impl Change {
     /// # Errors
     /// The function has left, or the knob cannot be read.
     pub fn is_made(&self, host: &Host) -> Result<bool, ChangeError> {
-        let is_kept = || matches!(self, Self::Binding { device, .. } if nvidia::is_kept(host, *device));
-        Ok(self.from_now(host)?.is_nothing() && !is_kept())
+        let is_whole = || match self {
+            Self::Binding { device, .. } => !nvidia::is_kept(host, *device),
+            Self::VfCount { device, to, .. } => sriov::is_whole(host, *device, *to),
+            Self::PowerControl { .. } | Self::D3cold { .. } | Self::VfAutoprobe { .. } | Self::ResetMethod { .. } => true,
+        };
+        Ok(self.from_now(host)?.is_nothing() && is_whole())
     }
 
     /// Refuses where the knob has not the value it was planned from.
@@ -321,10 +366,15 @@ impl Change {
     pub fn check(&self, host: &Host) -> Result<(), ChangeError> {
         let now = self.from_now(host)?;
         match self {
-            Self::Binding { device, .. } if now != *self && !now.is_nothing() => {
+            Self::Binding { device, .. } | Self::VfCount { device, .. } if now != *self && !now.is_nothing() => {
                 Err(ChangeError::Moved { device: *device, knob: self.knob(), expected: self.from(), found: now.from() })
             }
-            Self::Binding { .. } | Self::PowerControl { .. } | Self::D3cold { .. } | Self::ResetMethod { .. } => Ok(()),
+            Self::Binding { .. }
+            | Self::PowerControl { .. }
+            | Self::D3cold { .. }
+            | Self::VfCount { .. }
+            | Self::VfAutoprobe { .. }
+            | Self::ResetMethod { .. } => Ok(()),
         }
     }
 
@@ -340,6 +390,10 @@ impl Change {
             Self::Binding { device, to, .. } => bind(host, *device, to, deadlines),
             Self::PowerControl { device, to, .. } => store(host, &attribute(*device, "power/control"), to, deadlines),
             Self::D3cold { device, to, .. } => store(host, &attribute(*device, "d3cold_allowed"), if *to { "1" } else { "0" }, deadlines),
+            Self::VfCount { device, to, .. } => sriov::make(host, *device, *to, deadlines),
+            Self::VfAutoprobe { device, to, .. } => {
+                store(host, &attribute(*device, "sriov_drivers_autoprobe"), if *to { "1" } else { "0" }, deadlines)
+            }
             // An empty line takes all methods away; nothing written reaches no attribute.
             Self::ResetMethod { device, to, .. } => {
                 store(host, &attribute(*device, "reset_method"), if to.is_empty() { "\n" } else { to }, deadlines)

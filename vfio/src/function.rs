@@ -81,6 +81,8 @@ pub enum Kind {
     Companion,
     /// A PCI or PCIe bridge: never in the way of a group's viability.
     Bridge,
+    /// Anything else that can have virtual functions (a network card): it makes them, and is never handed out itself.
+    PhysicalFunction,
     /// Anything else.
     Other,
 }

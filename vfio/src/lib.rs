@@ -25,6 +25,7 @@ mod nvidia;
 mod observe;
 pub mod rescan;
 pub mod reset;
+mod sriov;
 mod uevent;
 
 pub use address::{InvalidAddress, PciAddress};
@@ -38,4 +39,5 @@ pub use host::{Host, HostError};
 pub use inventory::{Inventory, Iommu};
 pub use kernel::{Kernel, LateHook, LateStore, ReadOnly, StoreError, StuckStore, UnitAsk, UnitError};
 pub use linux::{Linux, READ_ARGUMENT, STORE_ARGUMENT, run_read_child, run_store_child};
+pub use sriov::is_made_by_nvidia;
 pub use uevent::Uevents;

@@ -104,6 +104,8 @@ impl<'a> Scan<'a> {
         let driver = of.link("driver");
         let group = of.link("iommu_group").and_then(|name| name.parse().ok()).map(GroupId);
         let path = of.path();
+        let kind = class::kind(class, vendor.unwrap_or_default(), physical.is_some());
+        let kind = if kind == Kind::Other && of.exists("sriov_totalvfs") { Kind::PhysicalFunction } else { kind };
         let problems = of.into_problems();
         // A function whose vendor cannot be read has left, or its files are garbage: then it is said, not guessed.
         let Some(vendor) = vendor else {
@@ -111,7 +113,7 @@ impl<'a> Scan<'a> {
             return None;
         };
         let ids = Ids { vendor, device, ..Ids::default() };
-        Some(Sighting { ids, class, kind: class::kind(class, vendor, physical.is_some()), driver, group, path })
+        Some(Sighting { ids, class, kind, driver, group, path })
     }
 
     fn devices(&self, found: &BTreeMap<PciAddress, Sighting>) -> BTreeMap<PciAddress, Function> {
@@ -232,7 +234,7 @@ impl<'a> Scan<'a> {
 
 fn is_device(kind: Kind) -> bool {
     match kind {
-        Kind::Gpu | Kind::VirtualFunction | Kind::Switch | Kind::Companion => true,
+        Kind::Gpu | Kind::VirtualFunction | Kind::Switch | Kind::Companion | Kind::PhysicalFunction => true,
         Kind::Bridge | Kind::Other => false,
     }
 }

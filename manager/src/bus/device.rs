@@ -271,6 +271,19 @@ pub(super) struct Sriov(pub(super) Device);
 
 #[interface(name = "org.gpuward1.Sriov")]
 impl Sriov {
+    /// Gives the device so many virtual functions; 0 for none. Host drivers do not take them, and they are made again after a boot.
+    ///
+    /// From one number to another all are taken away first. NVIDIA's driver makes all or none, by its own tool.
+    /// Options: `request-id` (s), `if-generation` (t). Refusals: NotSupported, NotViable, Held (one is in the pool or open),
+    /// AlreadyClaimed, Quarantined, Busy, InvalidSpec. Polkit action: `org.gpuward.assign`.
+    #[zbus(out_args("job"))]
+    async fn set_vf_count(&self, count: u32, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
+        let (service, device) = (&self.0.service, self.0.address);
+        let caller = service.check(&header, Action::Assign, &device.to_string()).await?;
+        let goals = vec![Goal::Vfs { device, count: super::manager::count(count.into())? }];
+        service.submit(caller, Request::Apply { goals, plan_digest: None }, Conditions::only(options)?).await
+    }
+
     /// How many virtual functions there are.
     #[zbus(property)]
     fn count(&self) -> u32 {
@@ -327,6 +340,7 @@ fn kind_word(kind: vfio::Kind) -> &'static str {
         vfio::Kind::Switch => "switch",
         vfio::Kind::Companion => "companion",
         vfio::Kind::Bridge => "bridge",
+        vfio::Kind::PhysicalFunction => "physical-function",
         vfio::Kind::Other => "other",
     }
 }

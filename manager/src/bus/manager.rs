@@ -32,7 +32,8 @@ const FEATURES: [&str; 3] = ["assign", "claims", "machines"];
 impl Manager {
     /// What `Apply` would do for these goals: nothing is changed.
     ///
-    /// A goal is `goal` (s: `assign` or `release`), `device` (s: an address) and, for `assign`, `force` (b, default false).
+    /// A goal is `goal` (s: `assign`, `release` or `vfs`), `device` (s: an address); for `assign` `force` (b, default false); for `vfs`
+    /// `count` (u: how many virtual functions the device is to have).
     /// No options. Answers `steps` (aa{sv}) in order, each with `stage` (u: steps of one stage run side by side), `device` (s),
     /// `knob` (s), `from` (s) and `to` (s); `refusals` (aa{sv}), each with `error` (s), `message` (s), `why` (as) and `remedy` (s);
     /// and `digest` (s), for `Apply`. No steps and no refusals mean that all is as wished.
@@ -264,11 +265,21 @@ fn parse_goal(goal: Received) -> Result<Goal, Failure> {
     let goal = match keys.text("goal")?.ok_or_else(|| missing("goal"))?.as_str() {
         "assign" => Goal::Assign { device, force: keys.flag("force")? },
         "release" => Goal::Release { device },
+        "vfs" => Goal::Vfs { device, count: count(keys.number("count")?.ok_or_else(|| missing("count"))?)? },
         other => {
-            return Err(Failure::new(ErrorKind::InvalidSpec, format!("{:?} is no goal; there are assign and release", shortened(other))));
+            return Err(Failure::new(
+                ErrorKind::InvalidSpec,
+                format!("{:?} is no goal; there are assign, release and vfs", shortened(other)),
+            ));
         }
     };
     keys.done().map(|()| goal)
+}
+
+/// A number of virtual functions: SR-IOV counts them in 16 bits.
+pub(super) fn count(count: u64) -> Result<u16, Failure> {
+    u16::try_from(count)
+        .map_err(|_| Failure::new(ErrorKind::InvalidSpec, format!("{count} is more virtual functions than any device can have")))
 }
 
 fn step(step: &PlanStep) -> Answer {

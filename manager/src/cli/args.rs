@@ -70,6 +70,11 @@ pub(super) enum Command {
     /// Looks at devices that did not come back clean, and lets them out where they are sound
     #[command(subcommand)]
     Quarantine(QuarantineCommand),
+    /// Lists virtual functions below the functions they are parts of, and makes them
+    Vfs {
+        #[command(subcommand)]
+        command: Option<VfsCommand>,
+    },
     /// Makes, starts and ends virtual machines
     #[command(subcommand)]
     Machine(MachineCommand),
@@ -176,7 +181,29 @@ pub(super) struct Request {
 }
 
 #[derive(Debug, Subcommand)]
+pub(super) enum VfsCommand {
+    /// Gives a device so many virtual functions, now and after each boot
+    Set {
+        #[command(flatten)]
+        wish: VfCount,
+        #[command(flatten)]
+        request: Request,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct VfCount {
+    /// Address (0000:41:00.0 or 41:00.0) or libvirt's name (pci_0000_41_00_0)
+    #[arg(value_parser = parse_device)]
+    pub device: PciAddress,
+    /// How many; 0 takes all away
+    pub count: u16,
+}
+
+#[derive(Debug, Subcommand)]
 pub(super) enum PlanCommand {
+    /// What `gpuward vfs set` would do
+    Vfs(VfCount),
     /// What `gpuward assign` would do
     Assign {
         #[command(flatten)]

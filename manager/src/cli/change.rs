@@ -4,7 +4,7 @@ use serde::Serialize;
 use vfio::PciAddress;
 use zbus::Variant;
 
-use super::args::{Devices, Force, PlanCommand, Request};
+use super::args::{Force, PlanCommand, Request, VfCount};
 use super::follow::follow;
 use super::{Context, Stop};
 use crate::client::{ManagerProxy, Options, Record, failure_in};
@@ -17,6 +17,8 @@ pub(super) enum Wish {
     Assign(Force),
     /// Back to the host.
     Release,
+    /// So many virtual functions.
+    Vfs(u16),
 }
 
 impl Wish {
@@ -24,14 +26,17 @@ impl Wish {
         match self {
             Self::Assign(_) => "assign",
             Self::Release => "release",
+            Self::Vfs(_) => "vfs",
         }
     }
 
     fn goals(self, devices: &[PciAddress]) -> Vec<Options<'static>> {
         let goal = |device: &PciAddress| {
             let mut goal = Options::from([("goal", Variant::from(self.word())), ("device", Variant::from(device.to_string()))]);
-            if matches!(self, Self::Assign(Force { force: true })) {
-                goal.insert("force", Variant::from(true));
+            match self {
+                Self::Assign(Force { force: true }) => drop(goal.insert("force", Variant::from(true))),
+                Self::Vfs(count) => drop(goal.insert("count", Variant::from(u32::from(count)))),
+                Self::Assign(Force { force: false }) | Self::Release => {}
             }
             goal
         };
@@ -40,8 +45,7 @@ impl Wish {
 }
 
 /// `gpuward assign` and `gpuward release`: one job, whatever the number of devices.
-pub(super) fn apply(context: &mut Context, wish: Wish, devices: &Devices, request: &Request) -> Result<(), Stop> {
-    let devices = &devices.devices;
+pub(super) fn apply(context: &mut Context, wish: Wish, devices: &[PciAddress], request: &Request) -> Result<(), Stop> {
     let goals = wish.goals(devices);
     let options = request.options();
     let followed = follow(context, request, |bus| async move { ManagerProxy::new(&bus).await?.apply(goals, options).await })?;
@@ -49,6 +53,7 @@ pub(super) fn apply(context: &mut Context, wish: Wish, devices: &Devices, reques
     let text = match wish {
         Wish::Assign(_) => format!("{} {are} in the pool", names(devices)),
         Wish::Release => format!("{} {are} the host's again", names(devices)),
+        Wish::Vfs(count) => format!("{} has {count} virtual functions", names(devices)),
     };
     followed.say(context, &text)
 }
@@ -76,6 +81,7 @@ pub(super) fn plan(context: &mut Context, command: PlanCommand) -> Result<(), St
     let (wish, devices) = match command {
         PlanCommand::Assign { devices, force } => (Wish::Assign(force), devices.devices),
         PlanCommand::Release { devices } => (Wish::Release, devices.devices),
+        PlanCommand::Vfs(VfCount { device, count }) => (Wish::Vfs(count), vec![device]),
     };
     let client = context.client()?;
     let told = client.wait(async { ManagerProxy::new(client.bus()).await?.plan(wish.goals(&devices), Options::new()).await })?;
@@ -109,8 +115,12 @@ fn say(context: &mut Context, plan: &Plan, wish: Wish, devices: &[PciAddress]) -
     let output = &mut context.output;
     if !plan.steps.is_empty() {
         output.table(&[], rows(&plan.steps))?;
-        let force = if matches!(wish, Wish::Assign(Force { force: true })) { " --force" } else { "" };
-        let call = format!("gpuward {} {}{force}", wish.word(), names(devices).replace(',', ""));
+        let names = names(devices).replace(',', "");
+        let call = match wish {
+            Wish::Assign(Force { force: true }) => format!("gpuward assign {names} --force"),
+            Wish::Vfs(count) => format!("gpuward vfs set {names} {count}"),
+            Wish::Assign(Force { force: false }) | Wish::Release => format!("gpuward {} {names}", wish.word()),
+        };
         return Ok(output.line(format!("nothing was changed; `{call}` applies this"))?);
     }
     if plan.refusals.is_empty() {

@@ -150,6 +150,7 @@ fn class_of(kind: Kind) -> &'static str {
         Kind::Switch => "switch",
         Kind::Companion => "companion",
         Kind::Bridge => "bridge",
+        Kind::PhysicalFunction => "physical-function",
         Kind::Other => "other",
     }
 }

@@ -60,8 +60,12 @@ fn ask_holders(context: &mut Context, devices: &[Device]) -> Result<ByDevice, St
 }
 
 fn table(output: &mut Output, devices: &[Device]) -> io::Result<()> {
+    // A network card that could have virtual functions is of no interest before somebody wants them.
+    let is_bystander =
+        |device: &&Device| device.class == "physical-function" && device.use_.as_deref().is_none_or(|use_| use_ == "observe");
+    let devices: Vec<_> = devices.iter().filter(|device| !is_bystander(device)).collect();
     let number = |number: Option<i64>| number.map(|number| number.to_string()).unwrap_or_default();
-    let row = |device: &Device| {
+    let row = |device: &&Device| {
         vec![
             device.address.clone(),
             device.name(),

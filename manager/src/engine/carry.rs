@@ -38,15 +38,17 @@ impl Task {
 /// How the job ends.
 pub fn carry_out(worker: &Worker, task: Task) -> Result<(), Box<Outcome>> {
     let Task { plan, done, undone } = task;
-    let moves = plan.moves.clone();
+    let (moves, vfs) = (plan.moves.clone(), plan.vfs.clone());
     let finish = move |ledger: &mut Ledger| {
         ledger.finish_moves(&moves);
+        ledger.finish_vfs(&vfs);
         done(ledger);
     };
     if plan.is_empty() {
         return worker.commit(finish).map_err(failed);
     }
-    let header = Header { job: worker.job, boot: boot_id(worker.host()), digest: plan.digest(), moves: plan.moves.clone() };
+    let (moves, vfs) = (plan.moves.clone(), plan.vfs.clone());
+    let header = Header { job: worker.job, boot: boot_id(worker.host()), digest: plan.digest(), moves, vfs };
     let mut journal = match Journal::create(&worker.options.run_dir, header) {
         Ok(journal) => journal,
         Err(error) => return Err(undo_nothing(worker, &plan, undone, Failure::of(ErrorKind::Internal, &error))),
@@ -98,14 +100,16 @@ fn apply(worker: &Worker, plan: &Plan, journal: &mut Journal) -> Applied {
 }
 
 fn undo_nothing(worker: &Worker, plan: &Plan, undone: super::Entry, failure: Failure) -> Box<Outcome> {
-    let committed = commit_undone(worker, plan.moves.clone(), undone);
+    let committed = commit_undone(worker, plan, undone);
     failed(committed.err().unwrap_or(failure))
 }
 
-fn commit_undone(worker: &Worker, moves: Vec<Move>, undone: super::Entry) -> Result<(), Failure> {
+fn commit_undone(worker: &Worker, plan: &Plan, undone: super::Entry) -> Result<(), Failure> {
+    let (moves, vfs) = (plan.moves.clone(), plan.vfs.clone());
     let now = bindings(worker.host(), moves.iter().flat_map(|bundle| bundle.devices.iter().copied()));
     worker.commit(move |ledger| {
         ledger.undo_moves(&moves, &now);
+        vfs.iter().for_each(|vfs| ledger.undo_vfs(vfs.device));
         undone(ledger);
     })
 }
@@ -121,7 +125,7 @@ fn roll_back(worker: &Worker, begun: Begun<'_>, undone: super::Entry, failure: F
     let undo = run_of(worker, &|| false, &|_, _| {}).roll_back(&loose, plan);
     let failure = resume(worker.host(), worker.deadlines(), paused).into_iter().fold(failure, Failure::because);
     match undo {
-        Ok(()) if stuck.is_empty() => match commit_undone(worker, plan.moves.clone(), undone) {
+        Ok(()) if stuck.is_empty() => match commit_undone(worker, plan, undone) {
             Ok(()) => Outcome::failed(journal.remove().map_or_else(|error| Failure::of(ErrorKind::Internal, &error), |()| failure)),
             // The ledger still says pending, and the journal is there: the next start undoes it again.
             Err(unrecorded) => Outcome::failed(failure.because(unrecorded.message)),

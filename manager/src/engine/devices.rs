@@ -21,10 +21,11 @@ pub(super) fn admit(engine: &mut Engine, goals: &[Goal], digest: Option<&str>) -
     let plan = engine.plan(goals, None).map_err(first_of)?;
     same_digest(&plan, digest)?;
     let sides: BTreeSet<_> = plan.moves.iter().map(|bundle| bundle.to).collect();
-    let kind = match (sides.contains(&Side::Pool), sides.contains(&Side::Host)) {
-        (true, false) => "assign",
-        (false, true) => "release",
-        (true, true) | (false, false) => "apply",
+    let kind = match (sides.contains(&Side::Pool), sides.contains(&Side::Host), !plan.vfs.is_empty()) {
+        (true, false, false) => "assign",
+        (false, true, false) => "release",
+        (false, false, true) => super::vfs::KIND,
+        (_, _, _) => "apply",
     };
     Ok(Concern { kind, devices: plan.devices(), ..Concern::default() })
 }
@@ -38,6 +39,7 @@ pub(super) fn begin(engine: &mut Engine, job: JobId, goals: &[Goal], digest: Opt
     let taken: Vec<_> = plan.moves.iter().filter(|bundle| bundle.to == Side::Pool).map(|bundle| engine.taken_for(bundle)).collect();
     engine.commit(|ledger| {
         ledger.begin_moves(&plan.moves, &inventory);
+        ledger.begin_vfs(&plan.vfs, &inventory);
         taken.iter().for_each(|(devices, lent)| ledger.lend(devices, *lent));
     })?;
     let giving_back = GivingBack { plan, ledger: engine.ledger.clone(), are_clean: false };
@@ -84,10 +86,10 @@ impl Engine {
 
     /// As [`Engine::plan`], as if `ledger` were what is recorded.
     pub(super) fn plan_with(&self, ledger: &Ledger, goals: &[Goal], job: Option<JobId>) -> Result<Plan, Vec<Refusal>> {
-        let wished = goals.iter().map(|goal| match goal {
-            Goal::Assign { device, .. } | Goal::Release { device } => *device,
-        });
-        let devices: BTreeSet<_> = wished.filter_map(|device| self.inventory.bundle(device)).flat_map(|bundle| bundle.devices).collect();
+        let wished = || goals.iter().map(Goal::device);
+        let bundles = wished().filter_map(|device| self.inventory.bundle(device)).flat_map(|bundle| bundle.devices);
+        let virtual_functions = wished().filter_map(|device| self.inventory.devices.get(&device)?.sriov.as_ref());
+        let devices = bundles.chain(virtual_functions.flat_map(|sriov| sriov.functions.iter().copied())).collect();
         let surroundings = self.surroundings(&devices, job);
         let situation = Situation { inventory: &self.inventory, config: &self.config, ledger, surroundings: &surroundings };
         plan::plan(&situation, goals)
@@ -129,6 +131,7 @@ pub(super) fn observe(host: &Host, devices: &BTreeSet<PciAddress>, inventory: &I
     Surroundings {
         drivers: drivers.into_iter().collect(),
         unsafe_noiommu: unsafe_noiommu.as_deref() == Some("Y"),
+        sriov_manage: host.exists("usr/lib/nvidia/sriov-manage"),
         holders,
         ..Surroundings::default()
     }

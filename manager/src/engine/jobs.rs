@@ -232,6 +232,7 @@ impl Engine {
         }
         machines::ended(self, id, &outcome);
         external::ended(self, id, &outcome);
+        self.restore_vfs();
         self.restore_after_boot();
         self.publisher.ended(id);
         self.publish();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vfio::{Function, PciAddress};
 
-use super::{Engine, Publish, external, machines};
+use super::{Engine, Publish, external, machines, vfs};
 use crate::config::Use;
 use crate::history;
 use crate::id::{ClaimId, JobId};
@@ -147,6 +147,10 @@ impl Engine {
         let device = function.address;
         if let Some(quarantine) = self.ledger.quarantines.get(&device) {
             return (kept_out(quarantine), quarantine.reason.clone());
+        }
+        let intent = self.ledger.vfs.get(&device).filter(|intent| intent.identity.matches(&function.identity));
+        if let Some(lack) = intent.and_then(|intent| vfs::lack(function, intent)) {
+            return (DeviceState::Drifted, lack);
         }
         let Some(record) = self.ledger.record_of(function) else {
             return (DeviceState::Host, String::new());

@@ -57,9 +57,12 @@ impl Engine {
         if !self.recovered {
             return;
         }
+        let to_restore = std::mem::take(&mut self.to_restore);
         let free = |device: &PciAddress| self.ledger.claim_on(*device).is_none();
-        let (ready, claimed): (BTreeSet<_>, BTreeSet<_>) = std::mem::take(&mut self.to_restore).into_iter().partition(free);
-        self.to_restore = claimed;
+        let is_awaited = |device: &PciAddress| self.makes_vfs() && !self.inventory.devices.contains_key(device);
+        let is_ready = |device: &PciAddress| free(device) && !is_awaited(device);
+        let (ready, later): (BTreeSet<_>, BTreeSet<_>) = to_restore.into_iter().partition(is_ready);
+        self.to_restore = later;
         let is_before = |record: &DeviceRecord| record.boot != self.ledger.boot;
         let ours = ready.into_iter().filter(|device| self.ledger.devices.get(device).is_some_and(is_before));
         let bundles: BTreeSet<_> = ours.map(|device| self.bundle_of(device)).collect();
@@ -127,11 +130,33 @@ impl<'a> Recovery<'a> {
                 }
             }
         }
+        for vfs in &journal.header.vfs {
+            is_kept |= !self.mend_vfs(journal, vfs.device, is_of_this_boot)?;
+        }
         if is_of_this_boot {
             resume(self.worker.host(), self.worker.deadlines(), &journal.paused);
         }
         let closed = if is_kept { journal::keep_as_failed(&journal.path) } else { journal::remove(&journal.path) };
         closed.map_err(|error| Failure::of(ErrorKind::Internal, &error))
+    }
+
+    // A number that was recorded was reached; any other is undone from what is.
+    fn mend_vfs(&mut self, journal: &Left, device: PciAddress, is_of_this_boot: bool) -> Result<bool, Failure> {
+        if self.ledger.vfs.get(&device).is_none_or(|intent| intent.wished.is_none()) {
+            return Ok(true);
+        }
+        let begun: Vec<_> = journal.begun.iter().filter(|change| change.device() == device).cloned().collect();
+        let undone = match stuck_in(self.worker.host(), &[device]) {
+            _ if !is_of_this_boot => Ok(()),
+            Some(store) => Err(stuck::failure(&store)),
+            None => self.quietly().roll_back(&begun, &Plan::default()).map_err(|error| error.failure()),
+        };
+        if let Err(failure) = &undone {
+            let bundle = Move { to: Side::Host, devices: vec![device] };
+            self.give_up(journal, &bundle, failure)?;
+        }
+        self.change(move |ledger| ledger.undo_vfs(device))?;
+        Ok(undone.is_ok())
     }
 
     fn mend_bundle(&mut self, journal: &Left, bundle: &Move) -> Result<Result<(), Failure>, Failure> {
@@ -177,6 +202,7 @@ impl<'a> Recovery<'a> {
             let quarantined = ledger.quarantines.keys().copied().collect::<BTreeSet<_>>();
             let is_kept = |claim: &ClaimRecord| claim.devices.iter().any(|device| quarantined.contains(device));
             ledger.claims.retain(|_, claim| claim.standing != Standing::Pending || is_kept(claim));
+            ledger.vfs.keys().copied().collect::<Vec<_>>().into_iter().for_each(|device| ledger.undo_vfs(device));
         })?;
         self.release_again(&releasing)
     }

@@ -90,8 +90,9 @@ impl Ledger {
     /// Keeps devices out of every plan.
     pub fn quarantine(&mut self, devices: &[PciAddress], reason: &str, (since, stuck): (u64, bool)) {
         for device in devices {
-            let Some(record) = self.devices.get(device) else { continue };
-            let quarantine = Quarantine { identity: record.identity.clone(), reason: reason.into(), since, stuck };
+            let taken = self.devices.get(device).map(|record| &record.identity);
+            let Some(identity) = taken.or_else(|| Some(&self.vfs.get(device)?.identity)).cloned() else { continue };
+            let quarantine = Quarantine { identity, reason: reason.into(), since, stuck };
             self.quarantines.insert(*device, quarantine);
         }
     }
@@ -101,6 +102,7 @@ impl Ledger {
     /// A device that is not on the host keeps its last address, unless another device of ours sits there now.
     pub fn follow(&mut self, inventory: &Inventory) {
         let identities = self.devices.iter().map(|(address, record)| (*address, &record.identity));
+        let identities = identities.chain(self.vfs.iter().map(|(address, intent)| (*address, &intent.identity)));
         let identities = identities.chain(self.quarantines.iter().map(|(address, quarantine)| (*address, &quarantine.identity)));
         let moved = identities.filter_map(|(address, identity)| {
             let is_there = inventory.devices.get(&address).is_some_and(|function| identity.matches(&function.identity));
@@ -114,6 +116,7 @@ impl Ledger {
         let now = |address: PciAddress| moved.get(&address).copied().unwrap_or(address);
         rekey(&mut self.devices, now);
         rekey(&mut self.quarantines, now);
+        rekey(&mut self.vfs, now);
         for claim in self.claims.values_mut() {
             claim.devices.iter_mut().for_each(|device| *device = now(*device));
         }

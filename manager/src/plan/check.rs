@@ -1,13 +1,14 @@
 //! What speaks against moving a bundle.
 
-use vfio::{Bundle, Change, Function, Holder, Iommu, Member, PciAddress, VgpuInterface};
+use vfio::{Bundle, Change, Function, Holder, Iommu, Kind, Member, PciAddress, VgpuInterface};
 
 use super::{Refusal, Situation, functions};
 use crate::config::Use;
 
 /// Against taking a bundle from the host. A bundle that is where it is wished is refused nothing.
 pub(super) fn assign(situation: &Situation<'_>, bundle: &Bundle, force: bool, lane: &[Change]) -> Vec<Refusal> {
-    let mut refusals = ownership(situation, bundle);
+    let mut refusals = ownership(situation, &bundle.devices);
+    refusals.extend(functions(situation, bundle).filter(|function| function.kind == Kind::PhysicalFunction).map(never_moves));
     for function in functions(situation, bundle) {
         match situation.config.use_in(situation.inventory, function) {
             Use::Pool | Use::OnDemand if is_lent(situation, function) => refusals.push(Refusal::WasLent { device: function.address }),
@@ -33,14 +34,27 @@ fn is_lent(situation: &Situation<'_>, function: &Function) -> bool {
 
 /// Against giving a bundle back to the host.
 pub(super) fn release(situation: &Situation<'_>, bundle: &Bundle, lane: &[Change]) -> Vec<Refusal> {
-    let mut refusals = ownership(situation, bundle);
+    let mut refusals = ownership(situation, &bundle.devices);
     refusals.extend(held(situation, bundle, lane));
     refusals
 }
 
-fn ownership(situation: &Situation<'_>, bundle: &Bundle) -> Vec<Refusal> {
+fn never_moves(function: &Function) -> Refusal {
+    Refusal::NeverMoves { device: function.address }
+}
+
+/// Against changing what is not the host's, or not gpuward's, to make of a physical function.
+pub(super) fn allowance(situation: &Situation<'_>, function: &Function) -> Option<Refusal> {
+    match situation.config.use_in(situation.inventory, function) {
+        Use::Pool | Use::OnDemand => None,
+        use_ @ (Use::Observe | Use::Lend { .. }) => Some(Refusal::NotAllowed { device: function.address, use_ }),
+    }
+}
+
+/// Against touching devices that somebody has.
+pub(super) fn ownership(situation: &Situation<'_>, devices: &[PciAddress]) -> Vec<Refusal> {
     let mut refusals = Vec::new();
-    for &device in &bundle.devices {
+    for &device in devices {
         if let Some((claim, record)) = situation.ledger.claim_on(device) {
             refusals.push(Refusal::Claimed { device, claim, machine: record.machine });
         } else if let Some(domain) = situation.surroundings.domains.get(&device) {

@@ -30,6 +30,22 @@ pub enum Refusal {
     Foreign { device: PciAddress, group: GroupId, other: Member, acs: Vec<PortAcs>, better: Vec<PciAddress> },
     /// The host shows its console on it.
     Display { device: PciAddress, boot_vga: bool, claimants: Vec<String> },
+    /// It is no GPU, and only makes virtual functions.
+    NeverMoves { device: PciAddress },
+    /// It has no virtual functions to make.
+    NoVirtualFunctions { device: PciAddress },
+    /// It cannot have so many.
+    TooManyFunctions { device: PciAddress, count: u16, total: u16 },
+    /// No driver of the host has it, which would make them.
+    NoHostDriver { device: PciAddress, driver: Option<String> },
+    /// NVIDIA's tool makes them, and is not there.
+    NoVendorTool { device: PciAddress },
+    /// NVIDIA's tool makes all or none.
+    AllOrNone { device: PciAddress, count: u16, total: u16 },
+    /// A driver has one of its virtual functions, which is not gpuward's.
+    FunctionInUse { device: PciAddress, function: PciAddress, driver: String },
+    /// One of its virtual functions is in the pool.
+    FunctionInPool { device: PciAddress, function: PciAddress },
     /// Its virtual functions live.
     LiveFunctions { device: PciAddress, count: u16, functions: Vec<PciAddress> },
     /// It is a virtual function whose vendor's driver is its VFIO driver.
@@ -85,11 +101,49 @@ impl From<Refusal> for Failure {
             }
             Refusal::Foreign { device, group, other, acs, better } => foreign(device, group, &other, (&acs, &better)),
             Refusal::Display { device, boot_vga, claimants } => display(device, boot_vga, &claimants),
+            Refusal::NeverMoves { device } => Self::new(ErrorKind::NotSupported, format!("{device} is no GPU and is never handed out"))
+                .because("it is a physical function that can have virtual ones")
+                .remedy(format!("`gpuward vfs set {device} COUNT` makes virtual functions of it, which can be assigned")),
+            Refusal::NoVirtualFunctions { device } => Self::new(ErrorKind::NotSupported, format!("{device} can have no virtual functions"))
+                .because(format!("/sys/bus/pci/devices/{device}/sriov_totalvfs is missing"))
+                .remedy("`gpuward vfs` shows the functions that can; SR-IOV may have to be switched on in the firmware"),
+            Refusal::TooManyFunctions { device, count, total } => {
+                Self::new(ErrorKind::NotSupported, format!("{device} cannot have {count} virtual functions"))
+                    .because(format!("sriov_totalvfs is {total}"))
+                    .remedy(format!("ask for {total} or fewer"))
+            }
+            Refusal::NoHostDriver { device, driver } => {
+                let driver = driver.unwrap_or_else(|| "no driver".into());
+                Self::new(ErrorKind::NotViable, format!("{device} is bound to {driver}, which makes no virtual functions"))
+                    .because("only the driver of a physical function can make them (sriov_numvfs)")
+                    .remedy("bind it to its own driver first")
+            }
+            Refusal::NoVendorTool { device } => Self::new(
+                ErrorKind::NotSupported,
+                format!("virtual functions of {device} are made by NVIDIA's tool only, which is missing"),
+            )
+            .because("/usr/lib/nvidia/sriov-manage is not there, and the driver refuses what is stored into sriov_numvfs")
+            .remedy("install NVIDIA's vGPU host driver"),
+            Refusal::AllOrNone { device, count, total } => {
+                Self::new(ErrorKind::NotSupported, format!("{device} cannot have {count} virtual functions"))
+                    .because("NVIDIA's sriov-manage makes all or none")
+                    .remedy(format!("ask for {total} or 0"))
+            }
+            Refusal::FunctionInUse { device, function, driver } => {
+                Self::new(ErrorKind::Held, format!("{function}, a virtual function of {device}, is bound to {driver} and would vanish"))
+                    .because("to change how many there are takes all of them away first, and gpuward did not bind this one")
+                    .remedy(format!("take it from its driver first: {function} into /sys/bus/pci/drivers/{driver}/unbind"))
+            }
+            Refusal::FunctionInPool { device, function } => {
+                Self::new(ErrorKind::Held, format!("{function}, a virtual function of {device}, is in the pool and would vanish"))
+                    .because("to change how many there are takes all of them away first")
+                    .remedy(format!("gpuward release {function}"))
+            }
             Refusal::LiveFunctions { device, count, functions } => {
                 let names: Vec<_> = functions.iter().map(ToString::to_string).collect();
                 Self::new(ErrorKind::Held, format!("{device} has {count} virtual functions, which would vanish with its driver"))
                     .because(format!("they are {}", names.join(", ")))
-                    .remedy(format!("release and remove them first: 0 into sriov_numvfs of {device}"))
+                    .remedy(format!("release them, then take them away: gpuward vfs set {device} 0"))
             }
             Refusal::VendorVfio { device, driver } => {
                 let driver = driver.unwrap_or_else(|| "its vendor's driver".into());

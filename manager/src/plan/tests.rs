@@ -99,6 +99,7 @@ impl Case {
                 Change::Binding { to, .. } => (function.driver, function.driver_override) = (to.driver.clone(), to.driver_override.clone()),
                 Change::PowerControl { to, .. } => function.power.control = Some(to.clone()),
                 Change::D3cold { to, .. } => function.power.d3cold_allowed = Some(*to),
+                Change::VfCount { .. } | Change::VfAutoprobe { .. } => unreachable!("no virtual functions here"),
                 Change::ResetMethod { to, .. } => function.reset_methods = to.split_whitespace().map(str::to_owned).collect(),
             }
         }
@@ -269,11 +270,16 @@ fn p3_holders_are_named_with_their_units() {
         node: "dev/nvidia0".into(),
         how: Hold::Open,
     };
-    case.surroundings.holders.insert(at(GPU), vec![holder]);
+    case.surroundings.holders.insert(at(GPU), vec![holder.clone()]);
+    let plan = case.assign(false).unwrap();
+    assert_eq!(plan.pauses.keys().collect::<Vec<_>>(), ["nvidia-persistenced.service"], "nobody else is in the way");
+    let other = Holder { pid: 900, command: "nvtop".into(), unit: None, ..holder.clone() };
+    case.surroundings.holders.insert(at(GPU), vec![holder, other]);
     assert_eq!(
         case.refusal().to_string(),
-        "0000:41:00.0 is held by nvidia-persiste[812]\n  \
+        "0000:41:00.0 is held by nvidia-persiste[812], nvtop[900]\n  \
          why    nvidia-persiste[812] has open /dev/nvidia0, unit nvidia-persistenced.service (policy.pause-units lets it be paused)\n  \
+         why    nvtop[900] has open /dev/nvidia0\n  \
          remedy systemctl stop nvidia-persistenced.service"
     );
 }

@@ -325,6 +325,24 @@ fn sriov_numvfs_store(tree: &Tree, dir: &str, value: &str) -> Result<(), Errno> 
     if wanted == 0 { disable_sriov(tree, dir, count(enabled)?) } else { enable_sriov(tree, dir, count(wanted)?) }
 }
 
+/// What NVIDIA's `sriov-manage -e` and `-d` come to: all virtual functions on its driver, or none. It does nothing where it is so
+/// already (vGPU user guide; reported in cozystack/ansible-cozystack#70).
+///
+/// # Errors
+/// ENODEV for no such device, ENOENT where the driver does not have it.
+pub fn sriov_manage(tree: &Tree, device: &str, enable: bool) -> Result<(), Errno> {
+    let dir = find_device(tree, device).ok_or(Errno::NODEV)?;
+    if driver_of(tree, &dir).as_deref() != Some("nvidia") {
+        return Err(Errno::NOENT);
+    }
+    let read = |file: &str| tree.read(format!("{dir}/{file}")).parse::<u16>().unwrap_or(0);
+    match (enable, read("sriov_numvfs")) {
+        (true, 0) => enable_sriov(tree, &dir, read("sriov_totalvfs")),
+        (false, enabled) if enabled > 0 => disable_sriov(tree, &dir, enabled),
+        (true, _) | (false, _) => Ok(()),
+    }
+}
+
 /// `sriov_enable` (drivers/pci/iov.c).
 fn enable_sriov(tree: &Tree, dir: &str, wanted: u16) -> Result<(), Errno> {
     for number in 0..wanted {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use vfio::UnitAsk;
 
+use super::rules;
 use super::tree::{PRIVATE, Tree};
 
 /// There while the host shuts down.
@@ -23,9 +24,19 @@ pub fn work(tree: &Tree, ask: &UnitAsk) -> (&'static str, Box<dyn FnOnce() -> io
         UnitAsk::Stop(_) => ("stop", Box::new(move || stop(&tree, &unit))),
         UnitAsk::Start(_) => ("start", Box::new(move || start(&tree, &unit))),
         UnitAsk::Run { command, .. } => {
-            let missing = format!("there is no {}", command.first().map(String::as_str).unwrap_or_default());
-            ("run", Box::new(move || Err(io::Error::new(io::ErrorKind::NotFound, missing))))
+            let command = command.clone();
+            ("run", Box::new(move || run(&tree, &command)))
         }
+    }
+}
+
+fn run(tree: &Tree, command: &[String]) -> io::Result<()> {
+    let program = command.first().map(|program| program.trim_start_matches('/')).unwrap_or_default();
+    match command {
+        [_, word, device] if program.ends_with("nvidia/sriov-manage") && tree.exists(program) => {
+            rules::sriov_manage(tree, device, word == "-e").map_err(io::Error::from)
+        }
+        _ => Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no {program}"))),
     }
 }
 

@@ -1,0 +1,70 @@
+//! How many virtual functions a physical function is to have. They are made with host drivers kept from them (P56), and never taken
+//! away while one is claimed, in the pool or held (P43, P51).
+
+use vfio::{Change, Function, PciAddress};
+
+use super::check::{allowance, ownership};
+use super::{Refusal, Situation};
+
+/// The changes from what there is to `count`; none where it is so already.
+pub(super) fn lane(situation: &Situation<'_>, device: PciAddress, count: u16) -> Vec<Change> {
+    let Some(function) = situation.inventory.devices.get(&device) else { return Vec::new() };
+    let Some(sriov) = function.sriov.as_ref().filter(|sriov| sriov.enabled != count) else { return Vec::new() };
+    let number = Change::VfCount { device, from: sriov.enabled, to: count };
+    // NVIDIA's tool binds what it makes to its own driver, which is their VFIO driver.
+    if !sriov.autoprobe || is_nvidia(function) {
+        return vec![number];
+    }
+    // Also where they are taken away: what undoes that makes them.
+    let autoprobe = Change::VfAutoprobe { device, from: true, to: false };
+    vec![autoprobe.clone(), number, autoprobe.swapped()]
+}
+
+/// What speaks against it.
+pub(super) fn against(situation: &Situation<'_>, device: PciAddress, count: u16, lane: &[Change]) -> Vec<Refusal> {
+    let function = situation.inventory.devices.get(&device);
+    let Some((function, sriov)) = function.and_then(|function| Some((function, function.sriov.as_ref()?))) else {
+        return vec![Refusal::NoVirtualFunctions { device }];
+    };
+    if count > sriov.total {
+        return vec![Refusal::TooManyFunctions { device, count, total: sriov.total }];
+    }
+    let mut refusals: Vec<_> = allowance(situation, function).into_iter().collect();
+    if lane.is_empty() {
+        return refusals;
+    }
+    if function.driver.is_none() || function.is_on_vfio() {
+        refusals.push(Refusal::NoHostDriver { device, driver: function.driver.clone() });
+    }
+    if is_nvidia(function) {
+        refusals.extend(against_nvidia(situation, device, (count, sriov.total)));
+    }
+    refusals.extend(ownership(situation, &[device]));
+    refusals.extend(sriov.functions.iter().flat_map(|virtual_function| in_use(situation, (device, function), *virtual_function)));
+    refusals
+}
+
+fn is_nvidia(function: &Function) -> bool {
+    function.driver.as_deref() == Some("nvidia")
+}
+
+// All or none, and by its own tool only: it refuses what is stored into `sriov_numvfs`.
+fn against_nvidia(situation: &Situation<'_>, device: PciAddress, (count, total): (u16, u16)) -> Vec<Refusal> {
+    if !situation.surroundings.sriov_manage {
+        return vec![Refusal::NoVendorTool { device }];
+    }
+    if count == 0 || count == total { Vec::new() } else { vec![Refusal::AllOrNone { device, count, total }] }
+}
+
+fn in_use(situation: &Situation<'_>, (device, parent): (PciAddress, &Function), function: PciAddress) -> Vec<Refusal> {
+    let mut refusals = ownership(situation, &[function]);
+    let driver = situation.inventory.devices.get(&function).and_then(|function| function.driver.clone());
+    if refusals.is_empty() && situation.ledger.devices.contains_key(&function) {
+        refusals.push(Refusal::FunctionInPool { device, function });
+    } else if let Some(driver) = driver.filter(|_| !is_nvidia(parent)) {
+        refusals.push(Refusal::FunctionInUse { device, function, driver });
+    }
+    let holders = situation.surroundings.holders.get(&function).filter(|holders| !holders.is_empty());
+    refusals.extend(holders.map(|holders| Refusal::Held { device: function, holders: holders.clone(), pausable: Vec::new() }));
+    refusals
+}

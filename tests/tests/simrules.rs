@@ -9,6 +9,9 @@ use tests::simhost::SimHost;
 /// The physical function of a network adapter: the rig has the same.
 const NIC: &str = "0000:05:00.0";
 
+/// The port above it.
+const PORT: &str = "0000:00:1c.0";
+
 /// What is asked of a real kernel: "the simulated kernel may only answer as a real one was seen to".
 const RIG: &str = include_str!("../rig/cases/sim-rules.py");
 
@@ -55,6 +58,25 @@ impl Asker {
     fn link(&self, address: &str, file: &str) -> String {
         let link = self.sim.host().link_name(format!("sys/bus/pci/devices/{address}/{file}")).expect("readable");
         link.unwrap_or_else(|| "none".into())
+    }
+
+    /// Whether configuration space begins with the ids, and its region registers have what `resource` says.
+    fn registers_are_in_place(&self) -> String {
+        let config = self.sim.host().read_bytes(format!("sys/bus/pci/devices/{NIC}/config"), 64).expect("readable").expect("there");
+        let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).expect("a number");
+        if u64::from(u16::from_le_bytes([config[0], config[1]])) != hex(&self.read("vendor")) {
+            return format!("begins with {:02x?}", &config[..4]);
+        }
+        for (index, line) in self.read("resource").lines().take(6).enumerate() {
+            let numbers: Vec<_> = line.split(' ').map(hex).collect();
+            let at = 0x10 + 4 * index;
+            let register =
+                u32::from_le_bytes(config[at..at + 4].try_into().expect("four")) & if numbers[2] & 0x100 != 0 { !3 } else { !15 };
+            if numbers[0] != 0 && u64::from(register) != numbers[0] & 0xffff_ffff {
+                return format!("region {index} is at {register:#x}, not {:#x}", numbers[0]);
+            }
+        }
+        "True".into()
     }
 
     fn driver(&self) -> String {
@@ -225,6 +247,52 @@ fn a_device_in_use_is_answered_as_on_a_real_kernel() {
     ask.observed("unbind_returns_when_the_device_is_closed", &["true", "none"], &answers);
     let answers = [ask.bind("snd_hda_intel", audio), ask.link(audio, "driver")];
     ask.observed("the_neighbour_can_be_bound_again", &["ok", "snd_hda_intel"], &answers);
+    ask.end();
+}
+
+#[test]
+fn functions_are_reset_as_on_a_real_kernel() {
+    let mut ask = Asker::new();
+    assert_eq!((ask.set_override("vfio-pci"), ask.unbind("igb", NIC), ask.probe(NIC)), ("ok".into(), "ok".into(), "ok".into()));
+    let answers = [ask.store_in(NIC, "reset", "1"), ask.registers_are_in_place()];
+    ask.observed("a_reset_leaves_ids_and_registers_in_place", &["ok", "True"], &answers);
+    let answers = [ask.store_in(PORT, "reset_subordinate", "junk")];
+    ask.observed("reset_subordinate_refuses_junk", &["EINVAL"], &answers);
+    let answers = [ask.store_in(PORT, "reset_subordinate", "0")];
+    ask.observed("reset_subordinate_of_0_is_no_change", &["ok"], &answers);
+    let answers = [ask.store_in(PORT, "reset_subordinate", "1"), ask.registers_are_in_place()];
+    ask.observed("reset_subordinate_leaves_what_is_below_in_place", &["ok", "True"], &answers);
+    let answers = [ask.store_in(NIC, "reset_subordinate", "1")];
+    ask.observed("only_bridges_have_reset_subordinate", &["ENOENT"], &answers);
+    assert_eq!(ask.sim.resets(NIC), 2, "by itself and with its bus");
+    ask.end();
+}
+
+#[test]
+fn functions_leave_and_are_found_again_as_on_a_real_kernel() {
+    let mut ask = Asker::new();
+    let (group, methods) = (ask.link(NIC, "iommu_group"), ask.read("reset_method"));
+    let answers = [ask.store_in(NIC, "remove", "junk")];
+    ask.observed("remove_refuses_junk", &["EINVAL"], &answers);
+    let answers = [ask.store_in(NIC, "remove", "0"), ask.driver()];
+    ask.observed("remove_of_0_is_no_change", &["ok", "igb"], &answers);
+    let answers = [ask.store("sys/bus/pci/rescan", "junk")];
+    ask.observed("rescan_refuses_junk", &["EINVAL"], &answers);
+    let answers = [ask.store("sys/bus/pci/rescan", "1"), ask.driver()];
+    ask.observed("rescan_changes_nothing_that_is_there", &["ok", "igb"], &answers);
+    let answers = [ask.set_override("vfio-pci"), ask.store_in(NIC, "d3cold_allowed", "0"), ask.store_in(NIC, "reset_method", "flr")];
+    ask.observed("a_function_is_told_what_it_will_forget", &["ok", "ok", "ok"], &answers);
+    let is_there = |ask: &Asker| if ask.sim.host().exists(format!("sys/bus/pci/devices/{NIC}")) { "True" } else { "False" }.to_owned();
+    let answers = [ask.store_in(NIC, "remove", "1"), is_there(&ask)];
+    ask.observed("remove_takes_a_function_off_the_bus", &["ok", "False"], &answers);
+    let answers = [ask.store("sys/bus/pci/rescan", "1"), is_there(&ask)];
+    ask.observed("rescan_finds_what_was_removed", &["ok", "True"], &answers);
+    let answers = [ask.read("driver_override"), ask.driver()];
+    ask.observed("what_is_found_again_is_offered_to_drivers", &["(null)", "igb"], &answers);
+    let answers = [ask.read("d3cold_allowed"), ask.read("reset_method")];
+    ask.observed("what_is_found_again_has_forgotten_its_knobs", &["1", &methods], &answers);
+    let answers = [ask.link(NIC, "iommu_group")];
+    ask.observed("what_is_found_again_is_in_a_group_of_the_same_number", &[&group], &answers);
     ask.end();
 }
 

@@ -121,6 +121,52 @@ def power_rules():
     observed("a_host_driver_leaves_its_function_awake", ("igb", "D0"), driver(NIC), read(state))
 
 
+def registers_are_in_place(address):
+    """Whether configuration space begins with the ids, and its region registers have what `resource` says."""
+    config = device(address, "config").read_bytes()
+    if config[:2] != int(read(device(address, "vendor")), 16).to_bytes(2, "little"):
+        return f"begins with {config[:4].hex()}"
+    for index, line in enumerate(read(device(address, "resource")).splitlines()[:6]):
+        base, _, flags = (int(word, 16) for word in line.split())
+        register = int.from_bytes(config[16 + 4 * index : 20 + 4 * index], "little") & (~3 if flags & 0x100 else ~15)
+        if base and register != base & 0xFFFFFFFF:
+            return f"region {index} is at {register:#x}, not {base:#x}"
+    return "True"
+
+
+def reset_rules():
+    override("vfio-pci")
+    unbind("igb")
+    probe()
+    store(device(NIC, "power/control"), "on")
+    observed("a_reset_leaves_ids_and_registers_in_place", ("ok", "True"), store(device(NIC, "reset"), "1"), registers_are_in_place(NIC))
+    bridge = device(PORT, "reset_subordinate")
+    observed("reset_subordinate_refuses_junk", ("EINVAL",), store(bridge, "junk"))
+    observed("reset_subordinate_of_0_is_no_change", ("ok",), store(bridge, "0"))
+    observed("reset_subordinate_leaves_what_is_below_in_place", ("ok", "True"), store(bridge, "1"), registers_are_in_place(NIC))
+    observed("only_bridges_have_reset_subordinate", ("open ENOENT",), store(device(NIC, "reset_subordinate"), "1"))
+    unbind("vfio-pci")
+    override("")
+    probe()
+
+
+def removal_rules():
+    remove, rescan = device(NIC, "remove"), PCI / "rescan"
+    group, methods = link(device(NIC, "iommu_group")), read(device(NIC, "reset_method"))
+    observed("remove_refuses_junk", ("EINVAL",), store(remove, "junk"))
+    observed("remove_of_0_is_no_change", ("ok", "igb"), store(remove, "0"), driver(NIC))
+    observed("rescan_refuses_junk", ("EINVAL",), store(rescan, "junk"))
+    observed("rescan_changes_nothing_that_is_there", ("ok", "igb"), store(rescan, "1"), driver(NIC))
+    told = override("vfio-pci"), store(device(NIC, "d3cold_allowed"), "0"), store(device(NIC, "reset_method"), "flr")
+    observed("a_function_is_told_what_it_will_forget", ("ok", "ok", "ok"), *told)
+    observed("remove_takes_a_function_off_the_bus", ("ok", "False"), store(remove, "1"), str(device(NIC).exists()))
+    observed("rescan_finds_what_was_removed", ("ok", "True"), store(rescan, "1"), str(device(NIC).exists()))
+    observed("what_is_found_again_is_offered_to_drivers", ("(null)", "igb"), read(device(NIC, "driver_override")), driver(NIC))
+    forgot = read(device(NIC, "d3cold_allowed")), read(device(NIC, "reset_method"))
+    observed("what_is_found_again_has_forgotten_its_knobs", ("1", methods), *forgot)
+    observed("what_is_found_again_is_in_a_group_of_the_same_number", (group,), link(device(NIC, "iommu_group")))
+
+
 def sriov_rules():
     total = int(read(device(NIC, "sriov_totalvfs")))
     observed("sriov_numvfs_refuses_junk", ("EINVAL",), numvfs("junk"))
@@ -207,5 +253,7 @@ override_length_rules()
 attribute_rules()
 power_rules()
 sriov_rules()
+reset_rules()
+removal_rules()
 holder_rules()
 observed("the_host_is_as_before", ("igb", "(null)", "on", "0"), driver(NIC), read(device(NIC, "driver_override")), read(device(NIC, "power/control")), read(device(NIC, "sriov_numvfs")))

@@ -166,18 +166,27 @@ pub fn take(worker: &Worker, claimed: &Claimed) -> Result<(), Box<Outcome>> {
     carry_out(worker, task)
 }
 
-/// Looks at claimed devices once more, right before a guest gets them: with `managed='no'` libvirt trusts our word.
+/// Looks at claimed devices once more, right before a guest gets them: with `managed='no'` libvirt trusts our word. One that sleeps is
+/// woken (P30), and one that was reset just now gets the time to come back (P35).
 ///
 /// # Errors
-/// A device has left, was moved by somebody else, does not answer, or is held.
-pub fn ready(host: &Host, ledger: &Ledger, devices: &[PciAddress]) -> Result<(), Failure> {
+/// A device has left, was moved by somebody else, is held, does not wake or does not answer.
+pub fn ready(worker: &Worker, ledger: &Ledger, devices: &[PciAddress]) -> Result<(), Failure> {
+    let host = worker.host();
     let inventory = Inventory::observe(host, 0);
     devices.iter().try_for_each(|device| is_in_order(host, ledger, &inventory, *device))?;
     let held = observe(host, &devices.iter().copied().collect(), &inventory).holders;
     match held.into_iter().next() {
         Some((device, holders)) => Err(plan::Refusal::Held { device, holders, pausable: Vec::new() }.into()),
-        None => Ok(()),
+        None => devices.iter().filter_map(|device| inventory.devices.get(device)).try_for_each(|function| is_sound(worker, function)),
     }
+}
+
+fn is_sound(worker: &Worker, function: &Function) -> Result<(), Failure> {
+    reset::check(worker.host(), worker.deadlines(), function).outcome.map_err(|error| {
+        let failure = Failure::of(ErrorKind::PreflightFailed, &error);
+        Failure { message: format!("{} {}", function.address, failure.message), ..failure }
+    })
 }
 
 fn is_in_order(host: &Host, ledger: &Ledger, inventory: &Inventory, device: PciAddress) -> Result<(), Failure> {
@@ -193,11 +202,7 @@ fn is_in_order(host: &Host, ledger: &Ledger, inventory: &Inventory, device: PciA
         let message = format!("{device} cannot be isolated any more: {reason}, in the same IOMMU group");
         return Err(Failure::new(ErrorKind::NotViable, message).remedy("unbind that driver"));
     }
-    has_node(host, function)?;
-    reset::answers(host, function).map_err(|error| {
-        let failure = Failure::of(ErrorKind::PreflightFailed, &error);
-        Failure { message: format!("{device} {}", failure.message), ..failure }
-    })
+    has_node(host, function)
 }
 
 // devtmpfs makes it as the driver binds: without it libvirt fails with a path that says nothing (P69). A kernel may have one of two.

@@ -153,3 +153,19 @@ fn a_machines_claim_is_its_own_and_so_is_its_domain() {
     assert!(refused.message.ends_with("is gpuward's machine train-1, which claims its devices itself"), "{refused}");
     standin::end_all(managed.sim.root());
 }
+
+#[test]
+fn p30_p35_a_device_is_awake_and_has_come_back_before_it_is_handed_out() {
+    let (managed, daemon) = dgx();
+    let knob = |name: &str| format!("sys/bus/pci/devices/{}/{name}", gpu());
+    managed.sim.set(knob("power/control"), "auto").unwrap();
+    managed.sim.set(knob("power_state"), "D3hot").unwrap();
+    let id = claim(&daemon, "");
+    assert_eq!(managed.sim.host().read(knob("power_state")).unwrap().as_deref(), Some("D0"));
+    assert_eq!(end(&daemon, id).unwrap().state, JobState::Done);
+    managed.sim.set(knob("power_state"), "D3cold").unwrap();
+    let job = daemon.finish(daemon.submit(request("")).unwrap());
+    let failure = job.error.unwrap();
+    assert_eq!((job.state, failure.kind), (JobState::Failed, ErrorKind::PreflightFailed));
+    assert!(failure.message.ends_with("does not wake: it is in D3cold"), "{failure}");
+}

@@ -104,7 +104,7 @@ pub fn check(host: &Host, deadlines: &Deadlines, function: &Function) -> Report 
 ///
 /// # Errors
 /// What is there instead.
-pub fn answers(host: &Host, function: &Function) -> Result<(), ResetError> {
+fn answers(host: &Host, function: &Function) -> Result<(), ResetError> {
     let config = host.read_bytes(attribute(function.address, "config"), 12).map_err(ResetError::Unreadable)?;
     let Some([v0, v1, d0, d1, _, _, _, _, _, c0, c1, c2]) = config.as_deref() else { return Err(ResetError::NoConfig) };
     let ids = (u16::from_le_bytes([*v0, *v1]), u16::from_le_bytes([*d0, *d1]));

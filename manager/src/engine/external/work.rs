@@ -81,7 +81,7 @@ fn in_order(worker: &Worker, claimed: &Claimed) -> Result<(), Failure> {
     worker.step("looking at the devices once more", 0.9);
     let ledger = worker.record(|_| {})?;
     let devices: Vec<_> = claimed.claims.values().flat_map(|claim| claim.devices.iter().copied()).collect();
-    claims::ready(worker.host(), &ledger, &devices)?;
+    claims::ready(worker, &ledger, &devices)?;
     if worker.is_canceled() {
         return Err(Failure::new(ErrorKind::Canceled, "canceled; what had been taken was given back"));
     }

@@ -133,7 +133,7 @@ impl Start {
         let machine = self.machine();
         worker.step("looking at the devices once more", 0.5);
         let ledger = worker.record(move |ledger| set(ledger, machine, MachineState::Starting, ""))?;
-        claims::ready(worker.host(), &ledger, &self.devices())?;
+        claims::ready(worker, &ledger, &self.devices())?;
         let inventory = Inventory::observe(worker.host(), 0);
         self.subject.devices = self.devices().iter().filter_map(|device| inventory.devices.get(device)).cloned().collect();
         let claims = self.claimed.claims.iter().map(|(id, claim)| (*id, claim.epoch)).collect();

@@ -170,6 +170,13 @@ pub struct ClaimRecord {
     pub terms: Option<Terms>,
 }
 
+impl ClaimRecord {
+    /// Whether it ends with this connection.
+    pub fn is_of_client(&self, client: &str) -> bool {
+        self.terms.as_ref().is_some_and(|terms| terms.release == ReleaseOn::ClientGone && terms.client == client)
+    }
+}
+
 /// When the claim of a manager that runs its own domains ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -67,8 +67,10 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(15 * 60);
 pub(super) fn hint(engine: &mut Engine, hint: Hint) {
     match hint {
         Hint::ClientLeft(client) => {
-            let of_client = |terms: &Terms| terms.client == client;
-            let claims = claims_with(engine, of_client);
+            let claims = claims_with(engine, |terms| terms.client == client);
+            // Of those that left before only who still has a claim: of any other the bus would tell again.
+            let is_named = |client: &String| engine.ledger.claims.values().any(|claim| claim.is_of_client(client));
+            engine.external.left.retain(is_named);
             engine.external.left.insert(client);
             claims.into_iter().for_each(|claim| look_at(engine, claim));
         }
@@ -114,11 +116,13 @@ pub(super) fn next_look(engine: &Engine) -> Option<Duration> {
     }
     let (moment, seconds) = (Instant::now(), now());
     let until = |(id, claim): (&ClaimId, &ClaimRecord)| {
-        let terms = claim.terms.as_ref().filter(|_| is_idle(engine, *id, claim))?;
-        match engine.external.waiting.get(id) {
-            Some(waiting) => Some(waiting.at.saturating_duration_since(moment)),
-            None => (terms.expires > 0).then(|| Duration::from_secs(terms.expires.saturating_sub(seconds)).min(LONGEST_SLEEP)),
-        }
+        let expires = claim.terms.as_ref()?.expires;
+        let sleep = match engine.external.waiting.get(id) {
+            Some(waiting) => waiting.at.saturating_duration_since(moment),
+            None if expires > 0 => Duration::from_secs(expires.saturating_sub(seconds)).min(LONGEST_SLEEP),
+            None => return None,
+        };
+        is_idle(engine, *id, claim).then_some(sleep)
     };
     engine.ledger.claims.iter().filter_map(until).min()
 }

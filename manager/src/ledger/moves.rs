@@ -195,4 +195,58 @@ mod tests {
         ledger.begin_moves(&[Move { to: Side::Pool, devices: vec![at("0000:41:00.0")] }], &moved);
         assert_eq!(ledger.devices[&at("0000:41:00.0")].original.binding.driver.as_deref(), Some("nvidia"));
     }
+
+    fn claimed(standing: Standing) -> (Inventory, Ledger) {
+        let host = inventory(&[("0000:41:00.0", "a")]);
+        let mut ledger = taken(&host);
+        let claim = crate::ledger::ClaimRecord {
+            standing,
+            tenant: crate::id::TenantId::BUILT_IN,
+            machine: None,
+            domain: uuid::Uuid::from_u128(7),
+            devices: vec![at("0000:41:00.0")],
+            isolation: crate::ledger::Isolation::WholeGpu,
+            since: 0,
+            epoch: 1,
+            on_demand: false,
+            boot: "before".into(),
+            terms: None,
+        };
+        ledger.claims.insert(ClaimId::random(), claim);
+        ledger.boot = "now".into();
+        (host, ledger)
+    }
+
+    #[test]
+    fn a_device_that_could_not_be_bound_again_for_its_claim_is_not_forgotten() {
+        for (standing, stays) in [(Standing::Pending, false), (Standing::Active, true), (Standing::Releasing, true)] {
+            let (host, mut ledger) = claimed(standing);
+            let now = host.devices.values().map(|function| (function.address, function.binding())).collect();
+            ledger.settle(at("0000:41:00.0"), &now);
+            assert_eq!(ledger.devices.contains_key(&at("0000:41:00.0")), stays, "{standing:?}");
+        }
+    }
+
+    #[test]
+    fn a_claim_is_of_this_boot_again_once_its_devices_are_bound() {
+        let (_, mut ledger) = claimed(Standing::Active);
+        let id = *ledger.claims.keys().next().unwrap();
+        assert!(ledger.is_of_an_earlier_boot(&ledger.claims[&id]));
+        ledger.restore_claims(&[id]);
+        assert!(!ledger.is_of_an_earlier_boot(&ledger.claims[&id]));
+    }
+
+    #[test]
+    fn the_hook_is_told_nobody_while_a_claim_ends_and_nothing_of_what_is_lent() {
+        let device = at("0000:41:00.0");
+        let (_, mut ledger) = claimed(Standing::Active);
+        assert_eq!(ledger.owners()[&device], uuid::Uuid::from_u128(7));
+        let (_, ending) = claimed(Standing::Releasing);
+        assert_eq!(ending.owners()[&device], uuid::Uuid::nil());
+        ledger.claims.clear();
+        ledger.finish_moves(&[Move { to: Side::Pool, devices: vec![device] }]);
+        assert_eq!(ledger.owners()[&device], uuid::Uuid::nil());
+        ledger.lend(&[device], true);
+        assert!(ledger.owners().is_empty());
+    }
 }

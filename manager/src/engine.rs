@@ -18,7 +18,7 @@ use vfio::{Deadlines, Host, Inventory, LateStore, PciAddress, Uevents};
 use crate::config::Config;
 use crate::failure::{ErrorKind, Failure};
 use crate::history;
-use crate::id::JobId;
+use crate::id::{ClaimId, JobId};
 use crate::ledger::Ledger;
 use crate::ledger::store::{self, Lock, StoreFailed};
 use crate::request::Ask;
@@ -189,6 +189,8 @@ pub struct Engine {
     stopping: bool,
     /// The host shuts down: what ends now is cleaned up at the next boot.
     host_stops: Arc<AtomicBool>,
+    /// Claims of an earlier boot that had their turn.
+    settled: BTreeSet<ClaimId>,
     /// Devices that were taken in an earlier boot.
     to_restore: BTreeSet<PciAddress>,
     vfs_tried: vfs::Tried,
@@ -232,6 +234,7 @@ impl Engine {
             recovered: false,
             stopping: false,
             host_stops: Arc::default(),
+            settled: BTreeSet::new(),
             to_restore: BTreeSet::new(),
             vfs_tried: vfs::Tried::new(),
             ledger,

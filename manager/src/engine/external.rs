@@ -11,7 +11,7 @@ use uuid::Uuid;
 use vfio::Function;
 
 use super::worker::Outcome;
-use super::{Engine, Message, machines, now};
+use super::{Engine, Message, machines, now, reboot};
 use crate::id::{ClaimId, JobId};
 use crate::ledger::{ClaimRecord, ReleaseOn, Standing, Terms};
 
@@ -140,7 +140,7 @@ fn claims_with(engine: &Engine, holds: impl Fn(&Terms) -> bool) -> Vec<ClaimId> 
 /// Whether a claim may be looked at now: neither a job nor a look has it in hand.
 fn is_idle(engine: &Engine, id: ClaimId, claim: &ClaimRecord) -> bool {
     let is_busy = claim.devices.iter().any(|device| engine.jobs.on_device(*device).is_some());
-    claim.standing != Standing::Pending && !is_busy && !engine.external.looking.contains_key(&id)
+    claim.standing != Standing::Pending && !is_busy && !reboot::awaits(engine, id, claim) && !engine.external.looking.contains_key(&id)
 }
 
 /// Whether a claim is to end as soon as nobody holds its devices.

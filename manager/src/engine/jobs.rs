@@ -227,12 +227,10 @@ impl Engine {
             self.ledger_fault = told.map(|error| format!("what the last start left could not be mended: {error}"));
         }
         self.observe();
-        if Some(id) == self.recovery && self.recovered {
-            reboot::settle(self);
-        }
+        self.restore_vfs();
+        reboot::settle(self);
         machines::ended(self, id, &outcome);
         external::ended(self, id, &outcome);
-        self.restore_vfs();
         self.restore_after_boot();
         self.publisher.ended(id);
         self.publish();

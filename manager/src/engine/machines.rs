@@ -11,7 +11,7 @@ use vfio::{Function, PciAddress};
 
 use super::jobs::{Concern, Work};
 use super::worker::Outcome;
-use super::{Engine, Message, external};
+use super::{Engine, Message, external, reboot};
 use crate::failure::Failure;
 use crate::id::{ClaimId, JobId, MachineId};
 use crate::ledger::{ClaimRecord, Standing};
@@ -333,8 +333,8 @@ fn set_state(engine: &mut Engine, machine: MachineId, state: MachineState) {
 
 // By all three conditions. What is left in the ledger of it is cleaned up by a job of the daemon's own.
 fn gone(engine: &mut Engine, machine: MachineId) {
-    // Guests are stopped while the host shuts down: the next boot cleans up after them.
-    if engine.host_stops() {
+    // Guests are stopped while the host shuts down: the next boot cleans up after them, in its own way.
+    if engine.host_stops() || claims_of(engine, machine).any(|(id, claim)| reboot::awaits(engine, id, claim)) {
         return;
     }
     let Some(record) = engine.ledger.machines.get(&machine) else { return };

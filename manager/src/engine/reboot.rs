@@ -23,12 +23,20 @@ use crate::request::Goal;
 
 type Claims = BTreeMap<ClaimId, ClaimRecord>;
 
-/// Queues a job for each machine and each domain of others that had claims before this boot.
+/// Whether a claim of an earlier boot has not had its turn yet: nothing else is to be made of it.
+pub(super) fn awaits(engine: &Engine, id: ClaimId, claim: &ClaimRecord) -> bool {
+    claim.standing != Standing::Pending && engine.ledger.is_of_an_earlier_boot(claim) && !engine.settled.contains(&id)
+}
+
+/// Queues a job for each machine and each domain of others that had claims before this boot; once for each, when its devices are
+/// there. Virtual functions may have to be made first.
 pub(super) fn settle(engine: &mut Engine) {
-    let is_before = |claim: &&ClaimRecord| claim.standing != Standing::Pending && engine.ledger.is_of_an_earlier_boot(claim);
+    if !engine.recovered {
+        return;
+    }
     let mut machines: BTreeMap<MachineId, Claims> = BTreeMap::new();
     let mut others = Claims::new();
-    for (id, claim) in engine.ledger.claims.iter().filter(|(_, claim)| is_before(claim)) {
+    for (id, claim) in engine.ledger.claims.iter().filter(|(id, claim)| awaits(engine, **id, claim)) {
         match claim.machine {
             Some(machine) => drop(machines.entry(machine).or_default().insert(*id, claim.clone())),
             None => drop(others.insert(*id, claim.clone())),
@@ -36,7 +44,11 @@ pub(super) fn settle(engine: &mut Engine) {
     }
     let of_machines = machines.into_iter().map(|(machine, claims)| (Some(machine), claims));
     let of_others = others.into_iter().map(|(id, claim)| (None, Claims::from([(id, claim)])));
-    for (machine, claims) in of_machines.chain(of_others).collect::<Vec<_>>() {
+    let is_there = |device: &PciAddress| engine.inventory.devices.contains_key(device);
+    let can_begin = |claims: &Claims| !engine.makes_vfs() || devices_of(claims).iter().all(is_there);
+    let ready: Vec<_> = of_machines.chain(of_others).filter(|(_, claims)| can_begin(claims)).collect();
+    for (machine, claims) in ready {
+        engine.settled.extend(claims.keys());
         let devices = devices_of(&claims);
         if let Err(failure) = begin(engine, machine, claims) {
             tracing::error!("claims of an earlier boot on {devices:?} are left as they are: {}", one_line(&failure));

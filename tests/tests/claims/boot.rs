@@ -149,3 +149,47 @@ fn a_gpu_that_cannot_be_bound_again_to_be_reset_is_in_quarantine() {
     let reason = "0000:1b:00.0 is bound to nvidia, so it could not be reset after its claim";
     assert_eq!((shown.state, shown.reason.as_str(), shown.claim), (DeviceState::Quarantined, reason, None));
 }
+
+/// A network card with virtual functions.
+const CARD: &str = "0000:05:00.0";
+
+#[test]
+fn p42_a_claimed_virtual_function_is_made_again_and_bound_after_a_reboot_before_its_claim_may_end() {
+    let rules = format!(
+        "{POOL}[[devices]]\nmatch = {{ address = '{CARD}' }}\nuse = 'pool'\n[[devices]]\nmatch = {{ kind = 'virtual-function' }}\nuse = 'pool'\n"
+    );
+    let managed = Managed::new("workstation", &rules).unwrap();
+    let store = |managed: &Managed, file: &str, text: &str| {
+        let soon = std::time::Instant::now() + Duration::from_secs(5);
+        managed.sim.host().store(format!("sys/bus/pci/devices/{CARD}/{file}"), text, soon).unwrap();
+    };
+    store(&managed, "sriov_numvfs", "0");
+    let daemon = start(&managed);
+    let card: PciAddress = CARD.parse().unwrap();
+    daemon.apply(&[Goal::Vfs { device: card, count: 2 }]).unwrap();
+    let vf = daemon.view().inventory.devices[&card].sriov.as_ref().unwrap().functions[1];
+    assert_eq!(daemon.apply(&[assign(vf)]).unwrap().state, JobState::Done);
+    let wish = |end: &str| {
+        let text = format!("domain-uuid = '{DOMAIN}'\n{end}\ndevices = [{{ kind = 'vf', identity = '{vf}' }}]");
+        Request::Claim { spec: ClaimSpec::parse(Node::from_toml(&text).unwrap()).unwrap(), client: String::new() }
+    };
+    let mut managed = managed;
+    let mut daemon = daemon;
+    for (end, state) in [("release = 'manual'", DeviceState::Claimed), ("ttl = 1", DeviceState::Free)] {
+        let id = done(&daemon, wish(end)).claims[0];
+        daemon.stop();
+        store(&managed, "sriov_numvfs", "0");
+        store(&managed, "sriov_drivers_autoprobe", "1");
+        managed.sim.set("proc/sys/kernel/random/boot_id", &Uuid::new_v4().to_string()).unwrap();
+        managed = managed.restart();
+        std::thread::sleep(Duration::from_millis(1100));
+        daemon = start(&managed);
+        daemon.until(|view| {
+            view.devices.get(&vf).is_some_and(|device| device.state == state) && view.jobs.values().all(|job| job.state.is_over())
+        });
+        assert!(managed.ledger().unwrap().quarantines.is_empty());
+        if daemon.view().claims.contains_key(&id) {
+            assert_eq!(super::end(&daemon, id).unwrap().state, JobState::Done);
+        }
+    }
+}

@@ -13,7 +13,7 @@ use manager::hook::{Call, check};
 use manager::id::{ClaimId, MachineId};
 use manager::ledger::{ReleaseOn, Standing};
 use manager::libvirt::Source;
-use manager::request::{Request, Submission};
+use manager::request::{Goal, Request, Submission};
 use manager::spec::{ClaimSpec, MachineSpec, Node};
 use manager::view::{ClaimState, ClaimView, DeviceState, EventKind, JobState, JobView, MachineState};
 use tests::engine::{Daemon, Managed, assign, release};

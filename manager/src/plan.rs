@@ -257,13 +257,21 @@ fn release(situation: &Situation<'_>, bundle: &Bundle) -> Vec<Change> {
         let Some(record) = situation.ledger.record_of(function) else { continue };
         let original = &record.original;
         let binding = binding(function, original.binding.clone());
-        power.extend(power_control(function, original.power_control.as_deref(), binding.is_some()));
-        power.extend(d3cold(function, original.d3cold_allowed));
-        power.extend(reset_method(function, original.reset_method.clone()));
+        power.extend(other_knobs(function, original, binding.is_some()));
         changes.extend(binding);
     }
     changes.extend(power);
     changes
+}
+
+/// Gives a function back what it had beside its driver, which it has.
+pub fn back(function: &Function, original: &Original) -> Vec<Change> {
+    other_knobs(function, original, false).collect()
+}
+
+fn other_knobs(function: &Function, original: &Original, binds: bool) -> impl Iterator<Item = Change> {
+    let power = power_control(function, original.power_control.as_deref(), binds);
+    power.into_iter().chain(d3cold(function, original.d3cold_allowed)).chain(reset_method(function, original.reset_method.clone()))
 }
 
 fn binding(function: &Function, to: Binding) -> Option<Change> {

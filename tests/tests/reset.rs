@@ -252,3 +252,19 @@ fn p68_a_daemon_that_dies_in_a_reset_leaves_a_device_that_can_be_reset() {
         }
     }
 }
+
+#[test]
+fn p32_what_is_free_and_does_not_answer_at_a_start_is_in_quarantine() {
+    let (managed, daemon) = in_pool("dgx-h100", GPU);
+    managed.sim.after_reset(GPU, Left::Silent).unwrap();
+    managed.sim.kernel.die_at(1, Death::After);
+    assert_eq!(reset(&daemon, GPU).state, JobState::RollbackFailed, "it died in the reset");
+    daemon.stop();
+    let managed = managed.restart();
+    let daemon = managed.start().unwrap();
+    daemon.ready();
+    let (state, reason) = state(&daemon, GPU);
+    assert_eq!(state, DeviceState::Quarantined);
+    assert!(reason.contains("does not answer"), "{reason}");
+    assert!(managed.sim.kernel.stored().is_empty(), "a start looks, and stores nothing");
+}

@@ -11,7 +11,7 @@ use crate::{Function, Kind, PciAddress};
 mod known;
 mod run;
 
-pub use run::{Report, ResetError, Step, check, reset};
+pub use run::{Report, ResetError, Step, check, look, reset};
 
 /// A way to reset a function, as `reset_method` names it (`pci_reset_fn_methods` in `drivers/pci/pci.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

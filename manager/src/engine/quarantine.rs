@@ -17,7 +17,7 @@ use super::{Engine, now};
 use crate::failure::{ErrorKind, Failure};
 use crate::history;
 use crate::id::JobId;
-use crate::ledger::{DeviceRecord, Ledger, Original, Standing};
+use crate::ledger::{DeviceRecord, Ledger, Standing};
 use crate::plan::{self, Refusal};
 use crate::view::{EventKind, Subject};
 
@@ -116,7 +116,7 @@ pub(super) fn begin_clearing(engine: &mut Engine, job: JobId, device: PciAddress
     Ok(Box::new(move |worker: &Worker| {
         worker.step(format!("looking whether {device} is sound"), 0.1);
         match sanitise::clean(worker, &present, &cleaning) {
-            Ok(_) => let_out(worker, devices, false),
+            Ok(_) => let_out(worker, devices),
             Err(dirty) => keep_out(worker, &devices, dirty),
         }
     }))
@@ -156,7 +156,10 @@ pub(super) fn bring_back(
 ) -> Outcome {
     match find_again(worker, devices, functions) {
         Ok(now) => match sanitise::clean(worker, &now, cleaning) {
-            Ok(_) => let_out(worker, now, true),
+            Ok(_) => {
+                restore_knobs(worker, &now, &cleaning.ledger);
+                let_out(worker, now)
+            }
             Err(dirty) => keep_out(worker, &now, dirty),
         },
         Err(dirty) => keep_out(worker, devices, dirty),
@@ -182,21 +185,31 @@ fn find_again(worker: &Worker, devices: &[PciAddress], functions: &[(PciAddress,
     }
 }
 
+/// The kernel has forgotten what it had been told of functions that it found anew: those on the driver they had get their other knobs
+/// back too. A knob that cannot be turned is looked at by whoever lets them out.
+fn restore_knobs(worker: &Worker, devices: &[PciAddress], ledger: &Ledger) {
+    let inventory = Inventory::observe(worker.host(), 0);
+    for function in devices.iter().filter_map(|device| inventory.devices.get(device)) {
+        let known = ledger.devices.values().find(|record| record.identity.matches(&function.identity));
+        let Some(record) = known.filter(|record| record.original.binding == function.binding()) else { continue };
+        for change in plan::back(function, &record.original) {
+            if let Err(error) = change.make(worker.host(), worker.deadlines()) {
+                tracing::error!("{}: {}", function.address, one_line(&Failure::of(ErrorKind::Internal, &error)));
+            }
+        }
+    }
+}
+
 /// Ends the quarantine of a bundle. A device that has everything it had before is the host's again, and so is one that has left; any
 /// other stays ours, to be assigned or released. A claim that was never made ready ends.
-fn let_out(worker: &Worker, devices: Vec<PciAddress>, found_anew: bool) -> Outcome {
+fn let_out(worker: &Worker, devices: Vec<PciAddress>) -> Outcome {
     let inventory = Inventory::observe(worker.host(), 0);
     let recorded = worker.commit(move |ledger| {
         for device in &devices {
             ledger.quarantines.remove(device);
-            let is_back = |original: &Original| match inventory.devices.get(device) {
-                // The kernel forgot what it had been told of it, and its driver has set what it sets.
-                Some(function) if found_anew => function.binding() == original.binding,
-                Some(function) => plan::original(function) == *original,
-                None => true,
-            };
+            let now = inventory.devices.get(device).map(plan::original);
             match ledger.devices.get_mut(device) {
-                Some(record) if !is_back(&record.original) => record.standing = Standing::Active,
+                Some(record) if now.as_ref().is_some_and(|now| *now != record.original) => record.standing = Standing::Active,
                 Some(_) | None => drop(ledger.devices.remove(device)),
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vfio::{ChangeError, PciAddress};
+use vfio::{ChangeError, Function, Inventory, PciAddress, reset};
 
 use super::carry::one_line;
 use super::claims::release_bundle;
@@ -18,7 +18,7 @@ use crate::id::JobId;
 use crate::journal::{self, Left};
 use crate::ledger::moves::bindings;
 use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, Standing};
-use crate::plan::{Move, Plan, Side};
+use crate::plan::{self, Move, Plan, Side};
 use crate::request::{Goal, Request, Submission};
 use crate::view::{EventKind, Subject};
 
@@ -104,6 +104,7 @@ impl<'a> Recovery<'a> {
         }
         self.settle_the_rest()?;
         pinned::give_back_strays(self.worker, &self.ledger);
+        self.look_at_the_pool()?;
         Ok(self.outcome)
     }
 
@@ -205,6 +206,29 @@ impl<'a> Recovery<'a> {
             ledger.vfs.keys().copied().collect::<Vec<_>>().into_iter().for_each(|device| ledger.undo_vfs(device));
         })?;
         self.release_again(&releasing)
+    }
+
+    // A reset was cut off, or a device died while nobody looked: what is free has to answer. One whose power is cut cannot, and is woken
+    // before it is handed out.
+    fn look_at_the_pool(&mut self) -> Result<(), Failure> {
+        let (host, deadlines) = (self.worker.host(), self.worker.deadlines());
+        let inventory = Inventory::observe(host, 0);
+        let is_free = |function: &&Function| {
+            let record = self.ledger.record_of(function).filter(|record| record.standing == Standing::Active && !record.lent);
+            let is_kept = self.ledger.quarantines.contains_key(&function.address) || self.ledger.claim_on(function.address).is_some();
+            record.is_some() && !is_kept && plan::is_in_pool(function) && function.power.state.as_deref() != Some("D3cold")
+        };
+        let silent = inventory.devices.values().filter(is_free).filter_map(|function| {
+            let error = reset::look(host, deadlines, function).err()?;
+            Some((function.address, format!("{} {}", function.address, one_line(&Failure::of(ErrorKind::Internal, &error)))))
+        });
+        for (device, reason) in silent.collect::<Vec<_>>() {
+            let devices = inventory.bundle(device).map_or_else(|| vec![device], |bundle| bundle.devices);
+            let detail = BTreeMap::from([("reason".into(), reason.clone())]);
+            self.outcome.events.push((EventKind::Quarantined, Subject::Device(device), detail));
+            self.change(move |ledger| ledger.quarantine(&devices, &reason, (now(), false)))?;
+        }
+        Ok(())
     }
 
     // Each step of a release may be repeated: it starts from what is. One that is held stays `releasing`.

@@ -99,6 +99,15 @@ pub fn check(host: &Host, deadlines: &Deadlines, function: &Function) -> Report 
     Report { steps: run.steps, outcome }
 }
 
+/// Whether a function is sound as it is: looked at once, nothing stored and nobody woken.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn look(host: &Host, deadlines: &Deadlines, function: &Function) -> Result<(), ResetError> {
+    answers(host, function)?;
+    Run { host, deadlines, function, steps: Vec::new() }.regions(&[]).map(drop)
+}
+
 /// Whether a function's configuration space is its own. One that has fallen off the bus reads as ones (P32); the ids of a virtual
 /// function do so always (PCIe 9.3.4.1), its class not.
 ///

@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use vfio::{Deadlines, Host, Inventory, LateStore, PciAddress, Uevents};
+use vfio::{Deadlines, Host, Inventory, LateStore, Uevents};
 
 use crate::config::Config;
 use crate::failure::{ErrorKind, Failure};
@@ -38,6 +38,7 @@ mod publish;
 mod quarantine;
 mod reboot;
 mod recover;
+mod restore;
 pub mod sanitise;
 mod shutdown;
 mod stuck;
@@ -191,8 +192,7 @@ pub struct Engine {
     host_stops: Arc<AtomicBool>,
     /// Claims of an earlier boot that had their turn.
     settled: BTreeSet<ClaimId>,
-    /// Devices that were taken in an earlier boot.
-    to_restore: BTreeSet<PciAddress>,
+    restoring: restore::Restoring,
     vfs_tried: vfs::Tried,
     ledger: Ledger,
     /// Pins as they lie in the state directory, once they were looked at.
@@ -235,7 +235,7 @@ impl Engine {
             stopping: false,
             host_stops: Arc::default(),
             settled: BTreeSet::new(),
-            to_restore: BTreeSet::new(),
+            restoring: restore::Restoring::default(),
             vfs_tried: vfs::Tried::new(),
             ledger,
             pins: None,

@@ -56,6 +56,7 @@ pub enum Kind {
     StuckEnded,
     Drifted,
     DeviceGone,
+    Restored,
 }
 
 impl Kind {
@@ -76,6 +77,7 @@ impl Kind {
             Self::StuckEnded => "stuck-ended",
             Self::Drifted => "drifted",
             Self::DeviceGone => "device-gone",
+            Self::Restored => "restored",
         }
     }
 }

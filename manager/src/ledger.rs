@@ -100,6 +100,9 @@ pub struct DeviceRecord {
     pub boot: String,
     /// What it had before, and gets back.
     pub original: Original,
+    /// It was held before and is bound again: where that fails it is still held.
+    #[serde(default)]
+    pub again: bool,
     /// It was taken for another manager: never placed, claimed or reset, and its domains may start with it.
     #[serde(default)]
     pub lent: bool,

@@ -186,7 +186,7 @@ pub fn plan(situation: &Situation<'_>, goals: &[Goal]) -> Result<Plan, Vec<Refus
                 continue;
             }
         };
-        let Some(bundle) = situation.inventory.bundle(device) else {
+        let Some(bundle) = situation.inventory.bundle(device).or_else(|| left(situation, device, to)) else {
             refusals.push(Refusal::UnknownDevice { device });
             continue;
         };
@@ -223,6 +223,12 @@ fn both_ways(moves: &[Move], vfs: &[VfMove]) -> Vec<Refusal> {
     let twice = |vfs_of: &VfMove| vfs.iter().filter(|other| other.device == vfs_of.device).count() > 1;
     let clash = vfs.iter().filter(|vfs_of| twice(vfs_of) || moved(&vfs_of.device) || vfs_of.functions.iter().any(moved));
     clash.map(|vfs_of| Refusal::BothWays { device: vfs_of.device }).collect()
+}
+
+// One that has left the host is forgotten when it is released: nothing is changed for that.
+fn left(situation: &Situation<'_>, device: PciAddress, to: Side) -> Option<Bundle> {
+    let is_recorded = to == Side::Host && situation.ledger.devices.contains_key(&device);
+    is_recorded.then(|| Bundle { devices: vec![device], groups: Vec::new(), foreign: Vec::new() })
 }
 
 fn stages(lanes: &[Vec<Change>]) -> Vec<Vec<Change>> {

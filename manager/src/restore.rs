@@ -24,9 +24,17 @@ pub enum RestoreFailed {
         /// Which, and what to do.
         reason: String,
     },
-    /// Some bundles are not in the pool again.
-    #[error("{} of the bundles in the pool could not be taken again", .0.len())]
-    Jobs(Vec<Failure>),
+    /// Some devices are not where they were; the log has said which, and why.
+    #[error("{count} of {total} devices are not as they were before the boot")]
+    Devices {
+        /// How many.
+        count: usize,
+        /// Of how many.
+        total: usize,
+    },
+    /// Something else that a boot has to bring back failed.
+    #[error("{0}")]
+    Jobs(Failure),
     /// It took too long; what is under way is undone, and the daemon tries again.
     #[error("restoring took more than {} s", WITHIN.as_secs())]
     TooLong,
@@ -66,8 +74,12 @@ fn end_of(view: &View) -> Option<Result<(), RestoreFailed>> {
         HostState::Degraded { reason } => Some(Err(RestoreFailed::Degraded { reason: reason.clone() })),
         HostState::Ready if view.jobs.values().any(|job| !job.state.is_over()) => None,
         HostState::Ready => {
-            let failures: Vec<_> = view.jobs.values().filter_map(|job| job.error.clone()).collect();
-            Some(if failures.is_empty() { Ok(()) } else { Err(RestoreFailed::Jobs(failures)) })
+            let count = view.restored.values().filter(|restored| !restored.is_as_it_was()).count();
+            let failure = || view.jobs.values().find_map(|job| job.error.clone());
+            Some(match count {
+                0 => failure().map_or(Ok(()), |failure| Err(RestoreFailed::Jobs(failure))),
+                count => Err(RestoreFailed::Devices { count, total: view.restored.len() }),
+            })
         }
     }
 }

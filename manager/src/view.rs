@@ -28,8 +28,60 @@ pub struct View {
     pub claims: BTreeMap<ClaimId, ClaimView>,
     /// Machines.
     pub machines: BTreeMap<MachineId, MachineView>,
+    /// What became of devices that were held in an earlier boot, once that is known.
+    pub restored: BTreeMap<PciAddress, Restored>,
     /// Jobs queued and running, and the last ones that ended (`limits.jobs-kept`).
     pub jobs: BTreeMap<JobId, JobView>,
+}
+
+/// What became of a device that was held before this boot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Restored {
+    /// It is bound again.
+    Again,
+    /// It was bound already: kept at boot, or by an earlier start.
+    WasThere,
+    /// What it was held for ended with its boot, and the host's driver has it.
+    GivenBack,
+    /// Somebody uses it.
+    InUse(String),
+    /// It could not be bound.
+    Failed(String),
+    /// It is not on the host, or another device is in its slot.
+    Left(String),
+    /// It is in quarantine.
+    KeptOut(String),
+}
+
+impl Restored {
+    /// Its word.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Again => "restored",
+            Self::WasThere => "already there",
+            Self::GivenBack => "given back",
+            Self::InUse(_) => "in use",
+            Self::Failed(_) => "not restored",
+            Self::Left(_) => "left the host",
+            Self::KeptOut(_) => "in quarantine",
+        }
+    }
+
+    /// The reason as the end of a sentence; empty where there is none.
+    pub fn text(&self) -> String {
+        match self {
+            Self::Again | Self::WasThere | Self::GivenBack => String::new(),
+            Self::InUse(why) | Self::Failed(why) | Self::Left(why) | Self::KeptOut(why) => format!(": {why}"),
+        }
+    }
+
+    /// Whether nobody need look at it: a quarantine has been told of before.
+    pub fn is_as_it_was(&self) -> bool {
+        match self {
+            Self::Again | Self::WasThere | Self::GivenBack | Self::KeptOut(_) => true,
+            Self::InUse(_) | Self::Failed(_) | Self::Left(_) => false,
+        }
+    }
 }
 
 /// Whether the host takes changes.

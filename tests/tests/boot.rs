@@ -7,9 +7,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use manager::history::Kind;
-use manager::view::{DeviceState, JobState};
+use manager::restore::{self, RestoreFailed};
+use manager::view::{DeviceState, JobState, Restored, View};
 use tests::engine::{Daemon, Managed, assign, release};
-use tests::simhost::{Description, SimHost};
+use tests::simhost::{Death, Description, SimHost};
 use vfio::{Binding, Host, Inventory, PciAddress};
 
 const POOL: &str = "[[devices]]\nmatch = { kind = 'gpu' }\nuse = 'pool'\n";
@@ -171,7 +172,7 @@ fn pins_are_what_the_ledger_owns_and_may_use_and_are_written_when_that_changes()
 fn p66_no_driver_of_the_host_gets_what_was_in_the_pool() {
     let managed = boot(both_in_the_pool(), lay(&text("01", "02", "")), true);
     assert_eq!((driver(&managed, at("01")), driver(&managed, at("02"))), (vfio(), vfio()), "before anything of gpuward runs");
-    manager::restore::run(managed.options()).unwrap();
+    restore::run(managed.options()).unwrap();
     let stored = managed.sim.kernel.stored();
     assert!(!stored.iter().any(|(path, _)| path.ends_with("unbind") || path.ends_with("drivers_probe")), "{stored:?}");
     let daemon = start(&managed);
@@ -184,7 +185,7 @@ fn p26_cards_that_renumber_are_kept_and_a_new_one_at_their_address_is_not() {
     let managed = boot(both_in_the_pool(), lay(&text("02", "03", NEW_CARD)), true);
     let drivers = ["01", "02", "03"].map(|bus| driver(&managed, at(bus)));
     assert_eq!(drivers, [nvidia(), vfio(), vfio()]);
-    manager::restore::run(managed.options()).unwrap();
+    restore::run(managed.options()).unwrap();
     let daemon = start(&managed);
     let states = ["01", "02", "03"].map(|bus| daemon.view().devices[&at(bus)].state);
     assert_eq!(states, [DeviceState::Host, DeviceState::Free, DeviceState::Free]);
@@ -261,5 +262,167 @@ fn every_shell_of_an_initramfs_runs_the_script_and_udev_names_one_function() {
         let told = fs::read_to_string(sim.root().join("dev/kmsg")).unwrap();
         let line = "<6>gpuward: 0000:01:00.0 (pci0000:00/01.0/00.0, 10de:26b9:10de:1851) is kept for vfio-pci\n";
         assert!(told.ends_with(line), "{shell:?}: {told}");
+    }
+}
+
+/// The host after a boot in which nothing was kept.
+fn unpinned() -> Managed {
+    boot(both_in_the_pool(), lay(&text("01", "02", "")), false)
+}
+
+fn told(view: &View, bus: &str) -> (&'static str, String) {
+    let restored = &view.restored[&at(bus)];
+    (restored.word(), restored.text())
+}
+
+fn restored(daemon: &Daemon, devices: usize) -> std::sync::Arc<View> {
+    daemon.until(|view| view.restored.len() == devices)
+}
+
+fn at_boot(managed: &Managed) -> Vec<String> {
+    let of = |bus| managed.history(at(bus)).into_iter().find(|entry| entry.kind == Kind::Restored).map(|entry| entry.text);
+    ["01", "02"].into_iter().filter_map(of).collect()
+}
+
+#[test]
+fn p46_each_device_has_its_result() {
+    let managed = unpinned();
+    let daemon = start(&managed);
+    let view = restored(&daemon, 2);
+    assert_eq!([&view.restored[&at("01")], &view.restored[&at("02")]], [&Restored::Again, &Restored::Again]);
+    assert_eq!(at_boot(&managed), ["after a boot: restored", "after a boot: restored"]);
+    daemon.stop();
+    // Somebody bound the second one elsewhere already, and a process has the first one open.
+    let managed = boot(managed, lay(&text("01", "02", "")), true);
+    let group = Inventory::observe(&managed.sim.host(), 0).devices[&at("01")].vfio_group_node().unwrap();
+    managed.sim.hold(4711, "qemu-system-x86", &format!("/{group}")).unwrap();
+    let daemon = start(&managed);
+    let view = restored(&daemon, 2);
+    let held = "already there".to_owned();
+    assert_eq!((told(&view, "01").0, told(&view, "02").0.to_owned()), ("already there", held));
+    assert!(
+        !managed.sim.kernel.stored().iter().any(|(path, _)| path.to_string_lossy().contains("0000:01")),
+        "P8: what is open is left alone"
+    );
+}
+
+#[test]
+fn a_bundle_that_somebody_holds_is_skipped_and_says_by_whom() {
+    let managed = unpinned();
+    managed.sim.hold(812, "nvidia-persiste", "/dev/nvidia0").unwrap();
+    let failed = restore::run(managed.options()).unwrap_err();
+    assert_eq!(failed.to_string(), "1 of 2 devices are not as they were before the boot");
+    let daemon = start(&managed);
+    let view = restored(&daemon, 1);
+    let (word, text) = told(&view, "01");
+    assert!(word == "in use" && text.contains("nvidia-persiste[812]"), "{word}{text}");
+    assert_eq!(view.devices[&at("01")].state, DeviceState::Drifted);
+    assert!(view.devices[&at("01")].reason.contains("after the boot: 0000:01:00.0 is held by nvidia-persiste[812]"));
+    daemon.stop();
+    // It stays on record: the next start of the daemon takes it.
+    managed.sim.end_process(812).unwrap();
+    let managed = managed.restart();
+    let daemon = start(&managed);
+    daemon.until(|view| view.devices[&at("01")].state == DeviceState::Free);
+}
+
+#[test]
+fn p66_what_could_not_be_bound_stays_on_record_and_is_tried_again() {
+    let managed = unpinned();
+    managed.sim.kernel.fail_on("0000:01:00.0/driver/unbind", tests::simhost::Errno::IO);
+    match restore::run(managed.options()) {
+        Err(RestoreFailed::Devices { count: 1, total: 2 }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(managed.ledger().unwrap().devices.len(), 2);
+    let managed = managed.restart();
+    let daemon = start(&managed);
+    daemon.until(|view| view.devices[&at("01")].state == DeviceState::Free);
+    // A daemon that dies half-way leaves it on record too.
+    daemon.stop();
+    let managed = boot(managed, lay(&text("01", "02", "")), false);
+    managed.sim.kernel.die_at(4, Death::After);
+    let daemon = managed.start().unwrap();
+    daemon.until(|view| view.jobs.values().any(|job| job.kind == "restore" && job.state != JobState::Queued));
+    std::thread::sleep(Duration::from_millis(300));
+    daemon.stop();
+    let managed = managed.restart();
+    let daemon = start(&managed);
+    daemon.until(|view| ["01", "02"].into_iter().all(|bus| view.devices[&at(bus)].state == DeviceState::Free));
+}
+
+#[test]
+fn p26_another_card_in_the_slot_is_refused_with_what_was_there_and_what_is() {
+    let other = text("01", "02", "").replace("serial = 2", "serial = 3");
+    let managed = boot(both_in_the_pool(), lay(&other), false);
+    let failed = restore::run(managed.options()).unwrap_err();
+    assert_eq!(failed.to_string(), "1 of 2 devices are not as they were before the boot");
+    let daemon = start(&managed);
+    let was = "pci0000:00/02.0/00.0/10de:26b9:10de:1851/0000000000000002";
+    let is = "pci0000:00/02.0/00.0/10de:26b9:10de:1851/0000000000000003";
+    let view = restored(&daemon, 1);
+    assert_eq!(told(&view, "02"), ("left the host", format!(": in its slot is {is} now, at 0000:02:00.0; {was} has left the host")));
+    let device = &view.devices[&at("02")];
+    assert!(device.state == DeviceState::Host && device.reason.starts_with("not gpuward's: in its slot is"), "{}", device.reason);
+    let refused = daemon.apply(&[assign(at("02"))]).unwrap_err();
+    assert_eq!(refused.why, [format!("it was {was}"), format!("it is {is}")]);
+    assert_eq!(driver(&managed, at("02")), nvidia());
+    // Forgotten, the new one may be taken.
+    daemon.apply(&[release(at("02"))]).unwrap();
+    assert_eq!(daemon.apply(&[assign(at("02"))]).unwrap().state, JobState::Done);
+}
+
+#[test]
+fn p73_a_card_that_was_pulled_out_is_gone_and_can_be_forgotten() {
+    let only_one = text("01", "02", "").replace("model = \"l40s\"\nserial = 2", "model = \"port\"");
+    let managed = boot(both_in_the_pool(), lay(&only_one), true);
+    let daemon = start(&managed);
+    let view = restored(&daemon, 2);
+    assert_eq!(told(&view, "02").0, "left the host");
+    assert_eq!(view.devices[&at("02")].state, DeviceState::Gone);
+    let forgotten = daemon.apply(&[release(at("02"))]).unwrap();
+    assert_eq!((forgotten.state, forgotten.error), (JobState::Done, None));
+    assert!(!daemon.view().devices.contains_key(&at("02")) && managed.ledger().unwrap().devices.len() == 1);
+}
+
+#[test]
+fn p27_no_file_of_gpuwards_has_a_group_number() {
+    let managed = both_in_the_pool();
+    for file in ["state/ledger.json", "state/pins", "run/owned.json"] {
+        let text = fs::read_to_string(managed.files().join(file)).unwrap();
+        assert!(!text.contains("group"), "{file}: {text}");
+    }
+}
+
+#[test]
+fn more_bundles_than_one_caller_may_queue_are_restored() {
+    let port = |number: usize| format!("[[function]]\npath = \"pci0000:00/0000:00:{number:02x}.1\"\nmodel = \"port\"\n");
+    let card = |number: usize| {
+        format!("[[function]]\npath = \"pci0000:00/0000:00:{number:02x}.1/0000:{:02x}:00.0\"\nmodel = \"l4\"\n", number + 16)
+    };
+    let many: String = (3..21).map(|number| port(number) + &card(number)).collect();
+    let host = text("01", "02", &many);
+    let managed = Managed::new("no-iommu", POOL).unwrap().on(lay(&host));
+    let daemon = start(&managed);
+    let all: Vec<_> = gpus(&managed.sim.host()).into_iter().map(assign).collect();
+    assert_eq!(daemon.apply(&all).unwrap().state, JobState::Done);
+    daemon.stop();
+    let managed = boot(managed, lay(&host), false);
+    restore::run(managed.options()).unwrap();
+    assert!(gpus(&managed.sim.host()).into_iter().all(|gpu| driver(&managed, gpu) == vfio()));
+}
+
+#[test]
+fn p64_the_unit_is_bounded_required_by_nobody_and_cannot_reach_libvirt() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../manager/data");
+    let lines = |file: &str| fs::read_to_string(data.join(file)).unwrap().lines().map(str::to_owned).collect::<Vec<_>>();
+    let unit = lines("gpuward-restore.service");
+    for wanted in ["Before=gpuwardd.service libvirtd.service virtqemud.service", "Type=oneshot", "TimeoutStartSec=90", "PrivateNetwork=yes"]
+    {
+        assert!(unit.iter().any(|line| line == wanted), "{wanted}");
+    }
+    for file in ["gpuward-restore.service", "gpuwardd.service", "boot/gpuward-pin.service"] {
+        let unit = lines(file);
+        assert!(!unit.iter().any(|line| line.starts_with("Requires=") || line.starts_with("RequiredBy=") || line.starts_with("BindsTo=")));
     }
 }

@@ -232,7 +232,7 @@ fn p66_after_a_reboot_the_pool_is_what_it_was() {
     daemon.stop();
     let managed = managed.reboot(gpu()).unwrap();
     let daemon = managed.start().unwrap();
-    let restored = |view: &View| view.jobs.values().any(|job| job.kind == "assign" && job.state == JobState::Done);
+    let restored = |view: &View| view.jobs.values().any(|job| job.kind == "restore" && job.state == JobState::Done);
     assert_eq!(daemon.until(restored).devices[&gpu()].state, DeviceState::Free);
     assert_eq!(daemon.apply(&[release(gpu())]).unwrap().state, JobState::Done);
     let driver = fs::read_link(managed.sim.root().join("sys/bus/pci/devices/0000:1b:00.0/driver")).unwrap();
@@ -255,7 +255,7 @@ fn p42_the_unit_at_boot_takes_the_pool_again_and_ends() {
     let managed = managed.reboot(gpu()).unwrap();
     managed.sim.kernel.fail_on("driver/unbind", Errno::IO);
     let failed = manager::restore::run(managed.options()).unwrap_err();
-    assert_eq!(failed.to_string(), "1 of the bundles in the pool could not be taken again");
+    assert_eq!(failed.to_string(), "1 of 1 devices are not as they were before the boot");
 }
 
 #[test]

@@ -72,7 +72,8 @@ fn log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let registry = tracing_subscriber::registry().with(filter);
     match std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok()) {
-        Some(journal) => registry.with(journal).init(),
+        // Fields as they are named, so that `message_id` is the journal's MESSAGE_ID.
+        Some(journal) => registry.with(journal.with_field_prefix(None)).init(),
         None => registry.with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr)).init(),
     }
 }

@@ -1,7 +1,7 @@
 //! Giving bundles back to the host: they are reset before their drivers come (P16), and where a driver does not take its device there
 //! is a way on (P13): once more after another reset, then off the bus and found again, then quarantine. Never quietly back into the pool.
 
-use vfio::{Identity, PciAddress};
+use vfio::{Identity, Inventory, PciAddress};
 
 use super::carry::{self, Task};
 use super::now;
@@ -68,8 +68,10 @@ impl GivingBack {
 
     fn reset(&self, worker: &Worker, bundle: &Move) -> Result<(), Box<Outcome>> {
         worker.step(format!("resetting {} before its driver comes", list(bundle)), 0.0);
+        // Where one has left, another device may sit at its address.
+        let inventory = Inventory::observe(worker.host(), 0);
         let is_there =
-            |device: &&PciAddress| self.ledger.devices.contains_key(device) && worker.host().exists(vfio::attribute(**device, ""));
+            |device: &&PciAddress| inventory.devices.get(device).is_some_and(|function| self.ledger.record_of(function).is_some());
         let ours: Vec<_> = bundle.devices.iter().filter(is_there).copied().collect();
         let Err(dirty) = sanitise::clean(worker, &ours, &self.cleaning(worker)) else { return Ok(()) };
         Err(Box::new(self.keep_out(worker, bundle, dirty)))

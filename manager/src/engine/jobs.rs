@@ -232,6 +232,7 @@ impl Engine {
         machines::ended(self, id, &outcome);
         external::ended(self, id, &outcome);
         self.restore_after_boot();
+        self.tell_restored();
         self.publisher.ended(id);
         self.publish();
         self.dispatch();

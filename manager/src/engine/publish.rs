@@ -12,7 +12,7 @@ use crate::history;
 use crate::id::{ClaimId, JobId};
 use crate::ledger::{ClaimRecord, Quarantine, Standing};
 use crate::plan;
-use crate::view::{ClaimState, ClaimView, DeviceState, DeviceView, Event, EventKind, Subject, Update, View};
+use crate::view::{ClaimState, ClaimView, DeviceState, DeviceView, Event, EventKind, Restored, Subject, Update, View};
 
 /// Hands views to whoever publishes them, and remembers the last.
 pub(crate) struct Publisher {
@@ -90,6 +90,7 @@ impl Engine {
             devices: self.device_views(),
             claims: self.claim_views(),
             machines: machines::views(self),
+            restored: self.restoring.results.clone(),
             jobs: self.jobs.0.iter().map(|(id, job)| (*id, job.view.clone())).collect(),
         };
         for (kind, device, reason) in happened(&self.publisher.last, &view) {
@@ -111,7 +112,7 @@ impl Engine {
         let mut views: BTreeMap<_, _> =
             self.inventory.devices.values().map(|function| (function.address, self.device_view(function))).collect();
         for (address, record) in &self.ledger.devices {
-            let gone = format!("{} is not on the host", record.identity.slot);
+            let gone = self.where_it_is(record);
             let (state, reason) = match self.ledger.quarantines.get(address) {
                 Some(quarantine) => (kept_out(quarantine), format!("{}; {gone}", quarantine.reason)),
                 None => (DeviceState::Gone, gone),
@@ -153,7 +154,8 @@ impl Engine {
             return (DeviceState::Drifted, lack);
         }
         let Some(record) = self.ledger.record_of(function) else {
-            return (DeviceState::Host, String::new());
+            let other = self.ledger.devices.get(&device).map(|record| format!("not gpuward's: {}", self.where_it_is(record)));
+            return (DeviceState::Host, other.unwrap_or_default());
         };
         match record.standing {
             Standing::Pending => return (DeviceState::Assigning, String::new()),
@@ -162,7 +164,11 @@ impl Engine {
         }
         if !plan::is_in_pool(function) {
             let driver = function.driver.as_deref().unwrap_or("no driver");
-            return (DeviceState::Drifted, format!("bound to {driver}, not to {}: somebody else moved it", function.vfio_driver));
+            let why = match self.restoring.results.get(&device) {
+                Some(Restored::InUse(why) | Restored::Failed(why)) => format!("it could not be taken again after the boot: {why}"),
+                Some(_) | None => "somebody else moved it".to_owned(),
+            };
+            return (DeviceState::Drifted, format!("bound to {driver}, not to {}: {why}", function.vfio_driver));
         }
         match self.ledger.claim_on(device) {
             None if record.lent => (DeviceState::Lent, lent_to(use_)),

@@ -17,9 +17,8 @@ use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
 use crate::journal::{self, Left};
 use crate::ledger::moves::bindings;
-use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, Standing};
+use crate::ledger::{ClaimRecord, Ledger, Standing};
 use crate::plan::{self, Move, Plan, Side};
-use crate::request::{Goal, Request, Submission};
 use crate::view::{EventKind, Subject};
 
 impl Engine {
@@ -41,38 +40,11 @@ impl Engine {
             self.publish();
             return;
         }
-        let before = |record: &DeviceRecord| record.standing == Standing::Active && record.boot != self.ledger.boot;
-        let taken_before = self.ledger.devices.iter().filter(|(_, record)| before(record));
-        self.to_restore = taken_before.map(|(device, _)| *device).collect();
+        self.note_held_before();
         self.recovery = Some(job);
         self.jobs.0.insert(job, Job::own("recover", None));
         let ledger = self.ledger.clone();
         self.spawn(job, Box::new(move |worker: &Worker| recover(worker, &ledger)));
-    }
-}
-
-impl Engine {
-    /// After a boot the host's drivers have everything: what was in the pool goes there again, once its claim has ended (P66).
-    pub(super) fn restore_after_boot(&mut self) {
-        if !self.recovered {
-            return;
-        }
-        let to_restore = std::mem::take(&mut self.to_restore);
-        let free = |device: &PciAddress| self.ledger.claim_on(*device).is_none();
-        let is_awaited = |device: &PciAddress| self.makes_vfs() && !self.inventory.devices.contains_key(device);
-        let is_ready = |device: &PciAddress| free(device) && !is_awaited(device);
-        let (ready, later): (BTreeSet<_>, BTreeSet<_>) = to_restore.into_iter().partition(is_ready);
-        self.to_restore = later;
-        let is_before = |record: &DeviceRecord| record.boot != self.ledger.boot;
-        let ours = ready.into_iter().filter(|device| self.ledger.devices.get(device).is_some_and(is_before));
-        let bundles: BTreeSet<_> = ours.map(|device| self.bundle_of(device)).collect();
-        for device in bundles.iter().filter_map(|bundle| bundle.last().copied()) {
-            let request = Request::Apply { goals: vec![Goal::Assign { device, force: false }], plan_digest: None };
-            let submission = Submission { request, uid: 0, request_id: String::new(), if_generation: None };
-            if let Err(failure) = self.submit(submission) {
-                tracing::error!("{device} is not in the pool again: {}", one_line(&failure));
-            }
-        }
     }
 }
 

@@ -73,7 +73,7 @@ impl Engine {
             }
         });
         match recorded {
-            Ok(()) => self.to_restore.extend(left),
+            Ok(()) => self.restoring.expect(&left),
             Err(failure) => tracing::error!("what comes back is not taken again: {}", one_line(&failure)),
         }
     }

@@ -22,7 +22,10 @@ impl Ledger {
         let boot = self.boot.clone();
         for (to, device) in each(moves) {
             match (to, self.devices.get_mut(&device)) {
-                (Side::Pool, Some(record)) => (record.standing, record.boot) = (Standing::Pending, boot.clone()),
+                (Side::Pool, Some(record)) => {
+                    record.again |= record.standing == Standing::Active;
+                    (record.standing, record.boot) = (Standing::Pending, boot.clone());
+                }
                 (Side::Host, Some(record)) => record.standing = Standing::Releasing,
                 (Side::Pool, None) => {
                     let taken = inventory.devices.get(&device).map(|function| DeviceRecord {
@@ -30,6 +33,7 @@ impl Ledger {
                         standing: Standing::Pending,
                         boot: boot.clone(),
                         original: plan::original(function),
+                        again: false,
                         lent: false,
                     });
                     self.devices.extend(taken.map(|record| (device, record)));
@@ -75,14 +79,14 @@ impl Ledger {
         restored.for_each(|(_, claim)| claim.boot.clone_from(boot));
     }
 
-    /// A device that was being taken is ours only as far as it has not what it had before, or as it was to be bound again for a claim.
+    /// A device that was being taken is ours only as far as it has not what it had before, or as it was ours before.
     pub fn settle(&mut self, device: PciAddress, now: &Bindings) {
         let is_held = self.claim_on(device).is_some_and(|(_, claim)| claim.standing != Standing::Pending);
         let Some(record) = self.devices.get_mut(&device) else { return };
         match now.get(&device) {
             Some(binding) if *binding != record.original.binding => record.standing = Standing::Active,
             // The next start tries again.
-            Some(_) | None if is_held => (record.standing, record.boot) = (Standing::Active, String::new()),
+            Some(_) | None if is_held || record.again => (record.standing, record.boot) = (Standing::Active, String::new()),
             Some(_) | None => drop(self.devices.remove(&device)),
         }
     }

@@ -9,6 +9,7 @@ use crate::config::Use;
 pub(super) fn assign(situation: &Situation<'_>, bundle: &Bundle, force: bool, lane: &[Change]) -> Vec<Refusal> {
     let mut refusals = ownership(situation, &bundle.devices);
     refusals.extend(functions(situation, bundle).filter(|function| function.kind == Kind::PhysicalFunction).map(never_moves));
+    refusals.extend(functions(situation, bundle).filter_map(|function| another_device(situation, function)));
     for function in functions(situation, bundle) {
         match situation.config.use_in(situation.inventory, function) {
             Use::Pool | Use::OnDemand if is_lent(situation, function) => refusals.push(Refusal::WasLent { device: function.address }),
@@ -26,6 +27,13 @@ pub(super) fn assign(situation: &Situation<'_>, bundle: &Bundle, force: bool, la
     }
     refusals.extend(held(situation, bundle, lane));
     refusals
+}
+
+// P26: the record at its address is about another one, which has left or sits elsewhere.
+fn another_device(situation: &Situation<'_>, function: &Function) -> Option<Refusal> {
+    let record = situation.ledger.devices.get(&function.address)?;
+    let is = function.identity.clone();
+    (!record.identity.matches(&is)).then(|| Refusal::AnotherDevice { device: function.address, was: record.identity.clone(), is })
 }
 
 fn is_lent(situation: &Situation<'_>, function: &Function) -> bool {

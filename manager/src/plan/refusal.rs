@@ -1,6 +1,6 @@
 //! Why a goal is not planned: a closed set, each with its evidence and what a person can do.
 
-use vfio::{AcsCapability, GroupId, Hold, Holder, Member, PciAddress, PortAcs};
+use vfio::{AcsCapability, GroupId, Hold, Holder, Identity, Member, PciAddress, PortAcs};
 
 use crate::config::Use;
 use crate::failure::{ErrorKind, Failure};
@@ -52,6 +52,8 @@ pub enum Refusal {
     VendorVfio { device: PciAddress, driver: Option<String> },
     /// Its VFIO driver is not there.
     NoDriver { device: PciAddress, driver: String },
+    /// Another device sits where one of the ledger's was.
+    AnotherDevice { device: PciAddress, was: Identity, is: Identity },
     /// Processes hold it.
     Held { device: PciAddress, holders: Vec<Holder>, pausable: Vec<String> },
     /// It is claimed.
@@ -155,6 +157,12 @@ impl From<Refusal> for Failure {
                 Self::new(ErrorKind::NotViable, format!("{device} needs the driver {driver}, which is not loaded"))
                     .because(format!("/sys/bus/pci/drivers/{driver} is missing"))
                     .remedy(format!("modprobe {driver}; a file in /etc/modules-load.d loads it at boot"))
+            }
+            Refusal::AnotherDevice { device, was, is } => {
+                Self::new(ErrorKind::Conflict, format!("{device} is another device than the one that gpuward took there"))
+                    .because(format!("it was {was}"))
+                    .because(format!("it is {is}"))
+                    .remedy(format!("put the other one back, or forget it: gpuward release {device}"))
             }
             Refusal::Held { device, holders, pausable } => held(device, &holders, &pausable),
             Refusal::Claimed { device, claim, machine } => {

@@ -161,10 +161,11 @@ fn why_not(engine: &Engine, function: &Function) -> Option<Failure> {
     let device = function.address;
     if let Some((claim, record)) = engine.ledger.claim_on(device) {
         let name = record.machine.and_then(|machine| engine.ledger.machines.get(&machine)).map(|record| record.spec.name.as_str());
+        let verb = if record.machine.is_some() { "stop" } else { "release" };
         let holder = name.map_or_else(|| format!("claim {claim}"), |name| format!("machine {name}"));
         return Some(
             Failure::new(ErrorKind::AlreadyClaimed, format!("{device} belongs to {holder}"))
-                .remedy(format!("wait for {holder}, or stop it")),
+                .remedy(format!("wait for {holder}, or {verb} it")),
         );
     }
     let use_ = engine.config.use_in(&engine.inventory, function);

@@ -148,6 +148,24 @@ fn p13_p32_a_silent_device_is_taken_off_the_bus_and_found_again() {
 }
 
 #[test]
+fn p13_a_device_that_is_found_again_gets_its_other_knobs_back_or_stays() {
+    let managed = Managed::new("dgx-h100", POOL).unwrap();
+    let control = format!("sys/bus/pci/devices/{GPU}/power/control");
+    managed.sim.set(&control, "auto").unwrap();
+    let daemon = managed.start().unwrap();
+    daemon.ready();
+    put_into_quarantine(&managed, &daemon, (GPU, Left::Silent));
+    managed.sim.kernel.fail_on("power/control", Errno::IO);
+    assert_eq!(run(&daemon, Request::Recover(at(GPU))).state, JobState::Failed);
+    assert_eq!(state(&daemon, GPU), Some(DeviceState::Quarantined));
+    managed.sim.kernel.calm();
+    assert_eq!(run(&daemon, Request::Recover(at(GPU))).state, JobState::Done);
+    assert_eq!(managed.sim.kernel.stored_names(), ["remove", "rescan", "control"]);
+    assert_eq!(managed.sim.host().read(&control).unwrap().as_deref(), Some("auto"));
+    assert_eq!(state(&daemon, GPU), Some(DeviceState::Host));
+}
+
+#[test]
 fn p13_p22_a_card_is_found_again_with_all_its_functions() {
     let (managed, daemon) = quarantined("workstation", CARD, Left::Silent);
     let job = run(&daemon, Request::Recover(at(CARD)));

@@ -154,15 +154,14 @@ pub(super) fn bring_back(
     (devices, functions): (&[PciAddress], &[(PciAddress, Identity)]),
     cleaning: &Cleaning,
 ) -> Outcome {
-    match find_again(worker, devices, functions) {
-        Ok(now) => match sanitise::clean(worker, &now, cleaning) {
-            Ok(_) => {
-                restore_knobs(worker, &now, &cleaning.ledger);
-                let_out(worker, now)
-            }
-            Err(dirty) => keep_out(worker, &now, dirty),
-        },
-        Err(dirty) => keep_out(worker, devices, dirty),
+    let now = match find_again(worker, devices, functions) {
+        Ok(now) => now,
+        Err(dirty) => return keep_out(worker, devices, dirty),
+    };
+    let cleaned = sanitise::clean(worker, &now, cleaning);
+    match cleaned.and_then(|_| restore_knobs(worker, &now, &cleaning.ledger)) {
+        Ok(()) => let_out(worker, now),
+        Err(dirty) => keep_out(worker, &now, dirty),
     }
 }
 
@@ -186,18 +185,19 @@ fn find_again(worker: &Worker, devices: &[PciAddress], functions: &[(PciAddress,
 }
 
 /// The kernel has forgotten what it had been told of functions that it found anew: those on the driver they had get their other knobs
-/// back too. A knob that cannot be turned is looked at by whoever lets them out.
-fn restore_knobs(worker: &Worker, devices: &[PciAddress], ledger: &Ledger) {
+/// back too.
+fn restore_knobs(worker: &Worker, devices: &[PciAddress], ledger: &Ledger) -> Result<(), Dirty> {
     let inventory = Inventory::observe(worker.host(), 0);
     for function in devices.iter().filter_map(|device| inventory.devices.get(device)) {
         let known = ledger.devices.values().find(|record| record.identity.matches(&function.identity));
         let Some(record) = known.filter(|record| record.original.binding == function.binding()) else { continue };
         for change in plan::back(function, &record.original) {
-            if let Err(error) = change.make(worker.host(), worker.deadlines()) {
-                tracing::error!("{}: {}", function.address, one_line(&Failure::of(ErrorKind::Internal, &error)));
-            }
+            change
+                .make(worker.host(), worker.deadlines())
+                .map_err(|error| Dirty { stuck: error.is_stuck(), reason: one_line(&Failure::of(ErrorKind::Internal, &error)) })?;
         }
     }
+    Ok(())
 }
 
 /// Ends the quarantine of a bundle. A device that has everything it had before is the host's again, and so is one that has left; any

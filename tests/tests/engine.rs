@@ -353,3 +353,16 @@ fn p73_a_gpu_that_falls_off_the_bus_is_gone_and_told() {
     assert_eq!(daemon.apply(&[release(gpu())]).unwrap().state, JobState::Done, "a person may forget it");
     assert!(!daemon.view().devices.contains_key(&gpu()) && managed.ledger().unwrap().devices.is_empty());
 }
+
+#[test]
+fn p17_p69_a_vfio_device_whose_group_was_closed_is_held_all_the_same() {
+    let (managed, daemon) = dgx();
+    assert_eq!(daemon.apply(&[assign(gpu())]).unwrap().state, JobState::Done);
+    managed.sim.hold(4711, "vmm", "/dev/null").unwrap();
+    let process = managed.sim.root().join("proc/4711");
+    std::os::unix::fs::symlink("anon_inode:[vfio-device]", process.join("fd/9")).unwrap();
+    managed.sim.set("proc/4711/fdinfo/9", "pos:\t0\nvfio-device-syspath: /sys/devices/pci0000:15/0000:15:01.0/0000:1b:00.0").unwrap();
+    let refused = daemon.apply(&[release(gpu())]).unwrap_err();
+    assert_eq!((refused.kind, refused.message.as_str()), (ErrorKind::Held, "0000:1b:00.0 is held by vmm[4711]"));
+    assert!(refused.why[0].contains("has open /sys/devices/"), "{refused}");
+}

@@ -104,6 +104,9 @@ fn below_root(root: &str, path: &str) -> Option<String> {
 
 const ESRCH: i32 = 3;
 
+/// What the descriptor of a VFIO device points to: no node, since a group hands it out.
+const VFIO_DEVICE: &str = "anon_inode:[vfio-device]";
+
 struct Look<'a> {
     host: &'a Host,
     root: String,
@@ -135,8 +138,13 @@ impl<'a> Look<'a> {
         // Our own descriptors are not in the way: we open no device.
         match fs::read_dir(self.host.path(format!("proc/{pid}/fd"))) {
             Ok(entries) => {
-                let targets = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-                held.extend(targets.flat_map(|target| self.held_by(&target, Hold::Open)));
+                for descriptor in entries.flatten() {
+                    let Ok(target) = fs::read_link(descriptor.path()) else { continue };
+                    held.extend(self.held_by(&target, Hold::Open));
+                    if target == Path::new(VFIO_DEVICE) {
+                        held.extend(self.opened(pid, &descriptor.file_name().to_string_lossy()));
+                    }
+                }
             }
             // The process has ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {}
@@ -153,6 +161,15 @@ impl<'a> Look<'a> {
         if !held.is_empty() {
             self.note(pid, held);
         }
+    }
+
+    // `vfio_device_show_fdinfo` (drivers/vfio/vfio_main.c, since Linux 6.18) says which device it is: its group may be closed by now.
+    fn opened(&self, pid: u32, descriptor: &str) -> Option<(String, PciAddress, Hold)> {
+        let information = self.host.read(format!("proc/{pid}/fdinfo/{descriptor}")).ok().flatten()?;
+        let path = information.lines().find_map(|line| line.strip_prefix("vfio-device-syspath:"))?.trim();
+        let device: PciAddress = path.rsplit('/').next()?.parse().ok()?;
+        let is_wanted = self.nodes.values().flatten().any(|wanted| *wanted == device);
+        is_wanted.then(|| (path.trim_start_matches('/').to_owned(), device, Hold::Open))
     }
 
     fn held_by(&self, target: &Path, how: Hold) -> Vec<(String, PciAddress, Hold)> {

@@ -217,6 +217,14 @@ def opened(address):
             os.close(fd)
 
 
+def reads(path):
+    reader = subprocess.Popen(["cat", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        return "answers" if reader.wait(2) == 0 else "fails"
+    except subprocess.TimeoutExpired:
+        return "waits"
+
+
 def refusal_to_open(address):
     try:
         with opened(address):
@@ -242,6 +250,8 @@ def holder_rules():
         except subprocess.TimeoutExpired:
             waited = "waits"
         observed("unbind_waits_for_who_has_the_device_open", ("waits",), waited)
+        for name in ("driver_override", "sriov_numvfs", "power/control", "config", "reset_method", "numa_node", "current_link_speed", "vendor"):
+            print(f"# meanwhile a read of {name} {reads(device(shared, name))}")
     observed("unbind_returns_when_the_device_is_closed", ("0", "none"), str(writer.wait(10)), driver(shared))
     observed("the_neighbour_can_be_bound_again", ("ok", native), bind(native, neighbour), driver(neighbour))
 

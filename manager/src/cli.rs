@@ -6,6 +6,7 @@ mod args;
 mod change;
 mod claim;
 mod device;
+mod doctor;
 mod follow;
 mod history;
 mod holders;
@@ -69,6 +70,7 @@ fn run(context: &mut Context, command: Command) -> Result<(), Stop> {
         Command::Plan(command) => change::plan(context, command),
         Command::Assign { devices, force, request } => change::apply(context, Wish::Assign(force), &devices.devices, &request),
         Command::Release { devices, request } => change::apply(context, Wish::Release, &devices.devices, &request),
+        Command::Doctor { tree } => doctor::run(context, &tree),
         Command::Reset(device) => quarantine::reset(context, &device),
         Command::History(of) => history::run(context, &of),
         Command::Quarantine(command) => quarantine::run(context, command),

@@ -36,6 +36,9 @@ pub type Dict = HashMap<String, OwnedVariant>;
 /// The entry object.
 #[zbus::proxy(interface = "org.gpuward1.Manager", default_service = "org.gpuward1", default_path = "/org/gpuward1")]
 pub trait Manager {
+    /// What stands between this host and handing out its devices: `{check s, subject s, severity s, message s, evidence as, remedy s}`.
+    fn doctor(&self, options: Options<'_>) -> zbus::Result<Vec<Dict>>;
+
     /// What would be done for goals `{goal s: assign or release, device s: address, force b}`.
     ///
     /// Answers `steps` (`{stage u, device s, knob s, from s, to s}`), `refusals` (failures as dictionaries), and the plan's `digest`.

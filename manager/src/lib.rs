@@ -10,6 +10,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 pub mod daemon;
+pub mod doctor;
 pub mod engine;
 pub mod failure;
 pub mod history;

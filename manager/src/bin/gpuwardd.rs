@@ -1,6 +1,7 @@
 //! The daemon. `gpuwardd --help` names its options; without any it manages this host on the system bus.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -67,15 +68,21 @@ fn main() -> ExitCode {
     }
 }
 
-// To the journal as systemd's service, to the terminal otherwise.
+// To the journal where standard error leads there, to standard error otherwise.
 fn log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let registry = tracing_subscriber::registry().with(filter);
-    match std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok()) {
+    match leads_to_journal().then(|| tracing_journald::layer().ok()).flatten() {
         // Fields as they are named, so that `message_id` is the journal's MESSAGE_ID.
         Some(journal) => registry.with(journal.with_field_prefix(None)).init(),
         None => registry.with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr)).init(),
     }
+}
+
+// The variable is inherited, also by programs whose output goes elsewhere: it names device and inode to compare (systemd.exec(5)).
+fn leads_to_journal() -> bool {
+    let stream = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+    fs::metadata("/proc/self/fd/2").is_ok_and(|file| stream == format!("{}:{}", file.dev(), file.ino()))
 }
 
 fn start(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {

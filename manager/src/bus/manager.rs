@@ -14,6 +14,8 @@ use super::dict::{Dict, Options, Received, node_of, shortened};
 use super::error::BusError;
 use super::paths::{self, Path};
 use super::service::{Conditions, Service, parse_device};
+use crate::config::Use;
+use crate::doctor::{self, Finding};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::{JobId, TenantId};
 use crate::request::{Ask, Goal, PlanStep, Request};
@@ -176,6 +178,20 @@ impl Manager {
         self.0.submit(caller, Request::Rescan, Conditions::only(options)?).await
     }
 
+    /// What stands between this host and handing out its devices. Each finding has `check` (s: stable, as in `docs/doctor.md`), `subject` (s: an
+    /// address; empty for the host), `severity` (s: `ok`, `note`, `warning` or `problem`), `message` (s), `evidence` (as) and `remedy` (s).
+    /// Nothing is changed. No options. Polkit action: `org.gpuward.inspect`.
+    #[zbus(out_args("findings"))]
+    async fn doctor(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Vec<Answer>, BusError> {
+        self.0.check(&header, Action::Inspect, "doctor").await?;
+        Options::new(options)?.done()?;
+        let (host, view) = (self.0.host.clone(), self.0.view());
+        let wanted = view.devices.iter().filter(|(_, device)| device.use_ != Use::Observe).map(|(address, _)| *address).collect();
+        let look = move || doctor::examine(&host, &view.inventory, &wanted);
+        let findings = tokio::task::spawn_blocking(look).await.map_err(|error| Failure::of(ErrorKind::Internal, &error))?;
+        Ok(findings.iter().map(finding).collect())
+    }
+
     /// How a job ended, for a client that came late: what `Job.Wait` answers, with the state of one that is not over. Polkit action: `org.gpuward.inspect`.
     #[zbus(out_args("result"))]
     async fn get_job_result(&self, job: u64, #[zbus(header)] header: Header<'_>) -> Result<Answer, BusError> {
@@ -274,6 +290,13 @@ fn parse_goal(goal: Received) -> Result<Goal, Failure> {
         }
     };
     keys.done().map(|()| goal)
+}
+
+fn finding(finding: &Finding) -> Answer {
+    let mut dict = Dict::new();
+    dict.put("check", finding.check).put("subject", finding.subject.clone()).put("severity", finding.severity.word());
+    dict.put("message", finding.message.clone()).put("evidence", finding.evidence.clone()).put("remedy", finding.remedy.clone());
+    dict.into_map()
 }
 
 /// A number of virtual functions: SR-IOV counts them in 16 bits.

@@ -70,6 +70,11 @@ pub(super) enum Command {
     /// Looks at devices that did not come back clean, and lets them out where they are sound
     #[command(subcommand)]
     Quarantine(QuarantineCommand),
+    /// Says what stands between this host and handing out its devices, and what to do about it
+    Doctor {
+        #[command(flatten)]
+        tree: Tree,
+    },
     /// Lists virtual functions below the functions they are parts of, and makes them
     Vfs {
         #[command(subcommand)]

@@ -225,6 +225,21 @@ def reads(path):
         return "waits"
 
 
+def lock_rules():
+    lib.bind_to_vfio(NIC) if unbind("igb") == "ok" else None
+    with opened(NIC):
+        writer = subprocess.Popen(["python3", "-c", f"import os; os.write(os.open('{PCI}/drivers/vfio-pci/unbind', os.O_WRONLY), b'{NIC}')"])
+        time.sleep(2)
+        # Until Linux 6.19 `driver_override` waits too; from 7.0 on it has a lock of its own.
+        for name in ("driver_override", "power/control", "d3cold_allowed", "config", "reset_method", "numa_node", "current_link_speed", "vendor"):
+            print(f"# while a driver has the lock a read of {name} {reads(device(NIC, name))}")
+        observed("a_read_of_sriov_numvfs_waits_for_the_devices_lock", ("waits",), reads(device(NIC, "sriov_numvfs")))
+        observed("a_read_of_the_ids_does_not", ("answers",), reads(device(NIC, "vendor")))
+    writer.wait(20)
+    override("")
+    probe()
+
+
 def refusal_to_open(address):
     try:
         with opened(address):
@@ -250,8 +265,6 @@ def holder_rules():
         except subprocess.TimeoutExpired:
             waited = "waits"
         observed("unbind_waits_for_who_has_the_device_open", ("waits",), waited)
-        for name in ("driver_override", "sriov_numvfs", "power/control", "config", "reset_method", "numa_node", "current_link_speed", "vendor"):
-            print(f"# meanwhile a read of {name} {reads(device(shared, name))}")
     observed("unbind_returns_when_the_device_is_closed", ("0", "none"), str(writer.wait(10)), driver(shared))
     observed("the_neighbour_can_be_bound_again", ("ok", native), bind(native, neighbour), driver(neighbour))
 
@@ -266,4 +279,5 @@ sriov_rules()
 reset_rules()
 removal_rules()
 holder_rules()
+lock_rules()
 observed("the_host_is_as_before", ("igb", "(null)", "on", "0"), driver(NIC), read(device(NIC, "driver_override")), read(device(NIC, "power/control")), read(device(NIC, "sriov_numvfs")))

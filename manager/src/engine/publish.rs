@@ -162,7 +162,9 @@ impl Engine {
             Standing::Releasing => return (DeviceState::Releasing, String::new()),
             Standing::Active => {}
         }
-        if !plan::is_in_pool(function) {
+        // Its override cannot be read while a driver has its lock, or a reader is slow to start: that is no sign of anybody.
+        let is_unread = function.locked && function.driver.as_deref() == Some(function.vfio_driver.as_str());
+        if !plan::is_in_pool(function) && !is_unread {
             let driver = function.driver.as_deref().unwrap_or("no driver");
             let why = match self.restoring.results.get(&device) {
                 Some(Restored::InUse(why) | Restored::Failed(why)) => format!("it could not be taken again after the boot: {why}"),

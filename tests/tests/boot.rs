@@ -7,10 +7,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use manager::history::Kind;
+use manager::request::Request;
 use manager::restore::{self, RestoreFailed};
 use manager::view::{DeviceState, JobState, Restored, View};
 use tests::engine::{Daemon, Managed, assign, release};
-use tests::simhost::{Death, Description, SimHost};
+use tests::simhost::{Death, Description, Left, SimHost};
 use vfio::{Binding, Host, Inventory, PciAddress};
 
 const POOL: &str = "[[devices]]\nmatch = { kind = 'gpu' }\nuse = 'pool'\n";
@@ -425,4 +426,17 @@ fn p64_the_unit_is_bounded_required_by_nobody_and_cannot_reach_libvirt() {
         let unit = lines(file);
         assert!(!unit.iter().any(|line| line.starts_with("Requires=") || line.starts_with("RequiredBy=") || line.starts_with("BindsTo=")));
     }
+}
+
+#[test]
+fn what_is_in_quarantine_or_shows_the_console_is_not_kept() {
+    let managed = both_in_the_pool();
+    let daemon = start(&managed);
+    managed.sim.after_reset("0000:01:00.0", Left::Dead).unwrap();
+    daemon.finish(daemon.submit(Request::Reset(at("01"))).unwrap());
+    assert_eq!(daemon.view().devices[&at("01")].state, DeviceState::Quarantined);
+    assert!(pins(&managed).starts_with("pci0000:00/02.0/") && pins(&managed).lines().count() == 1);
+    managed.sim.set("sys/bus/pci/devices/0000:02:00.0/boot_vga", "1").unwrap();
+    daemon.finish(daemon.submit(Request::Rescan).unwrap());
+    assert_eq!(pins(&managed), "");
 }

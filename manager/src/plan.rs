@@ -181,6 +181,7 @@ pub fn plan(situation: &Situation<'_>, goals: &[Goal]) -> Result<Plan, Vec<Refus
             Goal::Vfs { device, count } => {
                 let lane = vfs::lane(situation, *device, *count);
                 refusals.extend(vfs::against(situation, *device, *count, &lane));
+                pauses.extend(vfs::pauses(situation, *device, &lane));
                 lanes.push(lane);
                 vfs.push(VfMove { device: *device, count: *count, functions: functions_of(situation, *device) });
                 continue;
@@ -204,7 +205,7 @@ pub fn plan(situation: &Situation<'_>, goals: &[Goal]) -> Result<Plan, Vec<Refus
             Side::Pool => check::assign(situation, &bundle, force, &lane),
             Side::Host => check::release(situation, &bundle, &lane),
         });
-        pauses.extend(check::pauses(situation, &bundle, &lane));
+        pauses.extend(check::pauses(situation, &bundle.devices, &lane));
         lanes.push(lane);
         moves.push(Move { to, devices: bundle.devices });
     }

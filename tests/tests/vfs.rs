@@ -163,6 +163,92 @@ fn p56_nvidias_driver_makes_all_or_none_by_its_own_tool() {
     assert_eq!(units, [(unit.clone(), "run"), (unit, "run")], "and nothing into sriov_numvfs");
 }
 
+const L40S: &str = "0000:26:00.0";
+
+/// A card whose driver has NVIDIA's tool make virtual functions.
+fn nvidia(policy: &str) -> (Managed, Daemon) {
+    let rules = format!("[[devices]]\nmatch = {{ kind = 'gpu' }}\nuse = 'pool'\n{policy}");
+    let managed = Managed::new("l40s-vgpu", &rules).unwrap();
+    managed.sim.set("usr/lib/nvidia/sriov-manage", "#!/bin/sh").unwrap();
+    let daemon = start(&managed);
+    (managed, daemon)
+}
+
+fn nvidia_node(managed: &Managed) -> String {
+    let information = fs::read_to_string(managed.sim.root().join(format!("proc/driver/nvidia/gpus/{L40S}/information"))).unwrap();
+    let minor = information.lines().find_map(|line| line.strip_prefix("Device Minor:")).unwrap();
+    format!("/dev/nvidia{}", minor.trim())
+}
+
+#[test]
+fn p43_nvidias_tool_does_not_run_below_whoever_has_the_card_open() {
+    let (managed, daemon) = nvidia("");
+    managed.sim.hold(4711, "nv-hostengine", &nvidia_node(&managed)).unwrap();
+    let error = refused(&daemon, vfs(L40S, 0));
+    assert_eq!(error.kind, ErrorKind::Held);
+    assert!(error.to_string().contains("nv-hostengine[4711]"), "{error}");
+    assert_eq!(managed.sim.kernel.stored(), []);
+}
+
+#[test]
+fn p3_p43_a_unit_that_may_be_paused_is_while_nvidias_tool_runs() {
+    let (managed, daemon) = nvidia("[policy]\npause-units = ['nv-hostengine.service']\n");
+    managed.sim.hold(4711, "nv-hostengine", &nvidia_node(&managed)).unwrap();
+    done(&daemon, vfs(L40S, 0));
+    let verbs: Vec<_> = managed.sim.kernel.stored().into_iter().map(|(_, verb)| verb).collect();
+    assert_eq!(verbs, ["stop", "run", "start"]);
+    assert_eq!(functions(&daemon.view(), L40S), []);
+}
+
+#[test]
+fn p43_a_function_of_nvidias_that_somebody_else_bound_is_not_taken_away() {
+    let (managed, daemon) = nvidia("");
+    let function = functions(&daemon.view(), L40S)[3];
+    let store = |attribute: String, value: &str| managed.sim.host().store(attribute, value, soon()).unwrap();
+    store(format!("sys/bus/pci/devices/{function}/driver_override"), "vfio-pci");
+    store("sys/bus/pci/drivers/nvidia/unbind".into(), &function.to_string());
+    store("sys/bus/pci/drivers_probe".into(), &function.to_string());
+    managed.sim.kernel.calm();
+    let error = refused(&daemon, vfs(L40S, 0));
+    assert_eq!(error.message, format!("{function}, a virtual function of {L40S}, is bound to vfio-pci and would vanish"));
+    assert_eq!(managed.sim.kernel.stored(), []);
+}
+
+#[test]
+fn p51_a_physical_function_is_not_moved_or_reset_below_its_virtual_ones() {
+    let (managed, daemon) = nvidia("");
+    let assigned = refused(&daemon, assign(at(L40S)));
+    let reset = daemon.submit(Request::Reset(at(L40S))).unwrap_err();
+    for error in [assigned, reset] {
+        assert_eq!(error.message, format!("{L40S} has 32 virtual functions, which would vanish with its driver"));
+    }
+    done(&daemon, vfs(L40S, 0));
+    done(&daemon, assign(at(L40S)));
+    assert!(refused(&daemon, vfs(L40S, 32)).message.ends_with("is bound to vfio-pci, which makes no virtual functions"));
+    managed.sim.kernel.calm();
+}
+
+#[test]
+fn p1_a_driver_stuck_over_virtual_functions_costs_its_own_card_only() {
+    const GPU: &str = "0000:02:00.0";
+    let (managed, daemon) = workstation();
+    daemon.stop();
+    let moment = Duration::from_millis(200);
+    let deadlines = vfio::Deadlines { sriov: moment, ..vfio::Deadlines::default() };
+    let daemon = Daemon::start(manager::engine::Options { deadlines, ..managed.options() }).unwrap();
+    daemon.ready();
+    managed.sim.kernel.hang_on("sriov_numvfs");
+    let job = daemon.apply(&[assign(at(GPU)), vfs(CARD, 3)]).unwrap();
+    assert_eq!(job.error.map(|error| error.kind), Some(ErrorKind::Stuck));
+    let view = daemon.view();
+    assert_eq!((view.devices[&at(CARD)].state, view.devices[&at(GPU)].state), (DeviceState::Stuck, DeviceState::Host));
+    assert!(managed.ledger().unwrap().vfs.is_empty(), "nothing is meant to be there");
+    assert_eq!(refused(&daemon, vfs(CARD, 3)).kind, ErrorKind::Quarantined);
+    done(&daemon, assign(at(GPU)));
+    managed.sim.kernel.let_go();
+    daemon.stop();
+}
+
 /// The host with so many virtual functions, none of which anybody has.
 struct Case {
     managed: Managed,

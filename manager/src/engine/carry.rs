@@ -119,7 +119,9 @@ fn roll_back(worker: &Worker, begun: Begun<'_>, undone: super::Entry, failure: F
     let Begun { plan, applied, paused, journal } = begun;
     worker.rolling_back(failure.message.clone());
     let is_stuck = |bundle: &&Move| bundle.devices.iter().any(|device| applied.stuck.contains(device));
-    let stuck: Vec<_> = plan.moves.iter().filter(is_stuck).flat_map(|bundle| bundle.devices.clone()).collect();
+    let moved = plan.moves.iter().filter(is_stuck).flat_map(|bundle| bundle.devices.clone());
+    let parents = plan.vfs.iter().map(|vfs| vfs.device).filter(|device| applied.stuck.contains(device));
+    let stuck: Vec<_> = moved.chain(parents).collect();
     let failure = quarantine_at_once(worker, &stuck, failure);
     let loose: Vec<_> = applied.begun.iter().filter(|change| !stuck.contains(&change.device())).cloned().collect();
     let undo = run_of(worker, &|| false, &|_, _| {}).roll_back(&loose, plan);
@@ -160,10 +162,11 @@ fn quarantine(
     let devices = if undo.is_none() { stuck } else { plan.devices() };
     let rest: Vec<_> = plan.moves.iter().filter(|bundle| !bundle.devices.iter().any(|device| devices.contains(device))).cloned().collect();
     let now_bound = bindings(worker.host(), rest.iter().flat_map(|bundle| bundle.devices.iter().copied()));
-    let (kept, told) = (devices.clone(), reason.clone());
+    let (kept, told, vfs) = (devices.clone(), reason.clone(), plan.vfs.clone());
     let recorded = worker.commit(move |ledger| {
         ledger.undo_moves(&rest, &now_bound);
         ledger.quarantine(&kept, &told, (now(), is_stuck));
+        vfs.iter().for_each(|vfs| ledger.undo_vfs(vfs.device));
     });
     let kept = recorded.and_then(|()| journal.keep_as_failed().map_err(|error| Failure::of(ErrorKind::Internal, &error)));
     let mut failure = failure.because(reason.clone());

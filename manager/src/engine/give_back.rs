@@ -79,11 +79,12 @@ impl GivingBack {
 
     // Nothing of the plan is begun at this moment: the other bundles are where they were.
     fn keep_out(&self, worker: &Worker, bundle: &Move, dirty: Dirty) -> Outcome {
-        let moves = self.plan.moves.clone();
+        let (moves, vfs) = (self.plan.moves.clone(), self.plan.vfs.clone());
         let bound = bindings(worker.host(), self.plan.devices());
         let (devices, reason, stuck) = (bundle.devices.clone(), dirty.reason.clone(), dirty.stuck);
         let undone = worker.commit(move |ledger| {
             ledger.undo_moves(&moves, &bound);
+            vfs.iter().for_each(|vfs| ledger.undo_vfs(vfs.device));
             ledger.quarantine(&devices, &reason, (now(), stuck));
         });
         undone.map_or_else(Outcome::failed, |()| keep_out(worker, &bundle.devices, dirty))

@@ -6,6 +6,7 @@ use vfio::{Function, PciAddress};
 
 use super::Engine;
 use super::carry::one_line;
+use crate::failure::ErrorKind;
 use crate::ledger::{Standing, VfIntent};
 use crate::request::{Goal, Request, Submission};
 
@@ -35,6 +36,11 @@ impl Engine {
             let request = Request::Apply { goals: vec![Goal::Vfs { device, count }], plan_digest: None };
             let submission = Submission { request, uid: 0, request_id: String::new(), if_generation: None };
             if let Err(failure) = self.submit(submission) {
+                // One of the jobs that are too many ends, and then this is tried again.
+                if failure.kind == ErrorKind::TooMany {
+                    self.vfs_tried.remove(&device);
+                    break;
+                }
                 tracing::error!("{device} has not its virtual functions again: {}", one_line(&failure));
             }
         }

@@ -25,7 +25,7 @@ pub(super) fn assign(situation: &Situation<'_>, bundle: &Bundle, force: bool, la
     for function in functions(situation, bundle) {
         refusals.extend(against(situation, function, force));
     }
-    refusals.extend(held(situation, bundle, lane));
+    refusals.extend(held(situation, &bundle.devices, lane));
     refusals
 }
 
@@ -43,7 +43,11 @@ fn is_lent(situation: &Situation<'_>, function: &Function) -> bool {
 /// Against giving a bundle back to the host.
 pub(super) fn release(situation: &Situation<'_>, bundle: &Bundle, lane: &[Change]) -> Vec<Refusal> {
     let mut refusals = ownership(situation, &bundle.devices);
-    refusals.extend(held(situation, bundle, lane));
+    if !lane.is_empty() {
+        // Also a VFIO driver may have made some (vfio-pci's enable_sriov).
+        refusals.extend(functions(situation, bundle).filter_map(live_functions));
+    }
+    refusals.extend(held(situation, &bundle.devices, lane));
     refusals
 }
 
@@ -123,9 +127,7 @@ fn against(situation: &Situation<'_>, function: &Function, force: bool) -> Vec<R
     if (function.boot_vga || !function.bar_claimants.is_empty()) && !force {
         refusals.push(Refusal::Display { device, boot_vga: function.boot_vga, claimants: function.bar_claimants.clone() });
     }
-    if let Some(sriov) = function.sriov.as_ref().filter(|sriov| sriov.enabled > 0) {
-        refusals.push(Refusal::LiveFunctions { device, count: sriov.enabled, functions: sriov.functions.clone() });
-    }
+    refusals.extend(live_functions(function));
     if function.vgpu == Some(VgpuInterface::VendorVfio) && function.physical_function.is_some() {
         refusals.push(Refusal::VendorVfio { device, driver: function.driver.clone() });
     }
@@ -135,12 +137,18 @@ fn against(situation: &Situation<'_>, function: &Function, force: bool) -> Vec<R
     refusals
 }
 
-fn held(situation: &Situation<'_>, bundle: &Bundle, lane: &[Change]) -> Vec<Refusal> {
-    if !lane.iter().any(|change| matches!(change, Change::Binding { .. })) {
+fn live_functions(function: &Function) -> Option<Refusal> {
+    let sriov = function.sriov.as_ref().filter(|sriov| sriov.enabled > 0)?;
+    Some(Refusal::LiveFunctions { device: function.address, count: sriov.enabled, functions: sriov.functions.clone() })
+}
+
+/// Against taking devices from drivers while processes that may not be paused hold them.
+pub(super) fn held(situation: &Situation<'_>, devices: &[PciAddress], lane: &[Change]) -> Vec<Refusal> {
+    if !lane.iter().any(takes_from_driver) {
         return Vec::new();
     }
     let pausable = &situation.config.policy.pause_units;
-    let held = bundle.devices.iter().filter_map(|device| Some((*device, situation.surroundings.holders.get(device)?)));
+    let held = devices.iter().filter_map(|device| Some((*device, situation.surroundings.holders.get(device)?)));
     let held = held.filter(|(_, holders)| holders.iter().any(|holder| !may_be_paused(holder, pausable)));
     held.map(|(device, holders)| Refusal::Held { device, holders: holders.clone(), pausable: pausable.clone() }).collect()
 }
@@ -149,12 +157,17 @@ fn may_be_paused(holder: &Holder, pausable: &[String]) -> bool {
     holder.unit.as_ref().is_some_and(|unit| pausable.contains(unit))
 }
 
-/// Units that are to be paused for a bundle to change its drivers, each with a device that it holds.
-pub(super) fn pauses(situation: &Situation<'_>, bundle: &Bundle, lane: &[Change]) -> Vec<(String, PciAddress)> {
-    if !lane.iter().any(|change| matches!(change, Change::Binding { .. })) {
+// NVIDIA's tool takes the physical function from its driver to make virtual ones.
+fn takes_from_driver(change: &Change) -> bool {
+    matches!(change, Change::Binding { .. } | Change::VfCount { .. })
+}
+
+/// Units that are to be paused for devices to change their drivers, each with a device that it holds.
+pub(super) fn pauses(situation: &Situation<'_>, devices: &[PciAddress], lane: &[Change]) -> Vec<(String, PciAddress)> {
+    if !lane.iter().any(takes_from_driver) {
         return Vec::new();
     }
-    let holders = bundle.devices.iter().filter_map(|device| situation.surroundings.holders.get(device)).flatten();
+    let holders = devices.iter().filter_map(|device| situation.surroundings.holders.get(device)).flatten();
     let pausable = &situation.config.policy.pause_units;
     let units = holders.filter(|holder| may_be_paused(holder, pausable)).filter_map(|holder| Some((holder.unit.clone()?, holder.device)));
     units.collect()

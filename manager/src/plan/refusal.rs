@@ -145,7 +145,7 @@ impl From<Refusal> for Failure {
                 let names: Vec<_> = functions.iter().map(ToString::to_string).collect();
                 Self::new(ErrorKind::Held, format!("{device} has {count} virtual functions, which would vanish with its driver"))
                     .because(format!("they are {}", names.join(", ")))
-                    .remedy(format!("release them, then take them away: gpuward vfs set {device} 0"))
+                    .remedy(format!("release them, then take them away: gpuward vfs set {device} 0; 0 into its sriov_numvfs on vfio-pci"))
             }
             Refusal::VendorVfio { device, driver } => {
                 let driver = driver.unwrap_or_else(|| "its vendor's driver".into());

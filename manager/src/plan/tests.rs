@@ -325,6 +325,16 @@ fn live_functions(case: &mut Case) {
     case.gpu().sriov = Some(Sriov { total: 8, enabled: 2, autoprobe: false, functions });
 }
 
+#[test]
+fn p51_a_physical_function_that_a_vfio_driver_gave_virtual_ones_is_not_released() {
+    let mut case = Case::new();
+    let plan = case.assign(false).unwrap();
+    case.carry_out(&plan);
+    live_functions(&mut case);
+    let refusals = case.plan(&[release()]).unwrap_err();
+    assert!(matches!(refusals[..], [Refusal::LiveFunctions { count: 2, .. }]), "{refusals:?}");
+}
+
 fn vendor_vfio(case: &mut Case) {
     case.gpu().vgpu = Some(VgpuInterface::VendorVfio);
     case.gpu().physical_function = Some(at("0000:41:00.7"));

@@ -3,7 +3,7 @@
 
 use vfio::{Change, Function, PciAddress};
 
-use super::check::{allowance, ownership};
+use super::check::{self, allowance, ownership};
 use super::{Refusal, Situation};
 
 /// The changes from what there is to `count`; none where it is so already.
@@ -38,10 +38,16 @@ pub(super) fn against(situation: &Situation<'_>, device: PciAddress, count: u16,
     }
     if is_nvidia(function) {
         refusals.extend(against_nvidia(situation, device, (count, sriov.total)));
+        refusals.extend(check::held(situation, &[device], lane));
     }
     refusals.extend(ownership(situation, &[device]));
     refusals.extend(sriov.functions.iter().flat_map(|virtual_function| in_use(situation, (device, function), *virtual_function)));
     refusals
+}
+
+/// Units that are to be paused for it: NVIDIA's tool unbinds the physical function, which nobody may hold (P43).
+pub(super) fn pauses(situation: &Situation<'_>, device: PciAddress, lane: &[Change]) -> Vec<(String, PciAddress)> {
+    if situation.inventory.devices.get(&device).is_some_and(is_nvidia) { check::pauses(situation, &[device], lane) } else { Vec::new() }
 }
 
 fn is_nvidia(function: &Function) -> bool {
@@ -58,10 +64,12 @@ fn against_nvidia(situation: &Situation<'_>, device: PciAddress, (count, total):
 
 fn in_use(situation: &Situation<'_>, (device, parent): (PciAddress, &Function), function: PciAddress) -> Vec<Refusal> {
     let mut refusals = ownership(situation, &[function]);
-    let driver = situation.inventory.devices.get(&function).and_then(|function| function.driver.clone());
+    // NVIDIA's tool binds those that it makes to its own driver: only another one has taken it.
+    let is_foreign = |driver: &String| !is_nvidia(parent) || driver != "nvidia";
+    let driver = situation.inventory.devices.get(&function).and_then(|function| function.driver.clone()).filter(is_foreign);
     if refusals.is_empty() && situation.ledger.devices.contains_key(&function) {
         refusals.push(Refusal::FunctionInPool { device, function });
-    } else if let Some(driver) = driver.filter(|_| !is_nvidia(parent)) {
+    } else if let Some(driver) = driver {
         refusals.push(Refusal::FunctionInUse { device, function, driver });
     }
     let holders = situation.surroundings.holders.get(&function).filter(|holders| !holders.is_empty());

@@ -11,13 +11,17 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manager::id::{ClaimId, TenantId};
+use manager::ledger::{ClaimRecord, DeviceRecord, Isolation, Ledger, Original, ReleaseOn, Standing, Terms, store};
 use tests::bus::PrivateBus;
 use tests::simhost::SimHost;
+use vfio::{Binding, Identity, Ids, PciAddress};
 use zbus::Connection;
 use zbus::fdo::ObjectManagerProxy;
 
 /// So many samples of each figure.
 const SAMPLES: usize = 20;
+const CLAIMS: u32 = 1000;
 const IDLE: Duration = Duration::from_secs(10);
 
 fn main() {
@@ -29,6 +33,9 @@ fn main() {
     let start = || Daemon::start(sim.root(), files.path(), bus.address());
 
     figures("start to name", (0..SAMPLES).map(|_| runtime.block_on(start().until_named(&connection))).collect());
+    record_claims(&files.path().join("state"));
+    figures("start with 1,000 claims", (0..SAMPLES).map(|_| runtime.block_on(start().until_named(&connection))).collect());
+    fs::remove_dir_all(files.path().join("state")).unwrap();
     let daemon = start();
     runtime.block_on(daemon.until_named(&connection));
     figures("Manager.GetDevice", (0..SAMPLES).map(|_| timed(|| runtime.block_on(get_device(&connection)))).collect());
@@ -38,6 +45,34 @@ fn main() {
     let before = daemon.wake_ups();
     thread::sleep(IDLE);
     println!("{:<28} {:>9} in {} s", "wake-ups when idle", daemon.wake_ups() - before, IDLE.as_secs());
+}
+
+/// A ledger with as many claims of other managers, on devices that are not on this host.
+fn record_claims(state_dir: &Path) {
+    let mut ledger = Ledger::default();
+    for number in 0..CLAIMS {
+        let device: PciAddress = format!("{:04x}:{:02x}:00.0", 1 + number / 256, number % 256).parse().unwrap();
+        let identity = Identity { slot: format!("pci{number:04x}:00/00.0"), ids: Ids::default(), serial: None };
+        let original = Original { binding: Binding::default(), power_control: None, d3cold_allowed: None, reset_method: None };
+        let record = DeviceRecord { identity, standing: Standing::Active, boot: String::new(), original, lent: false, again: false };
+        let terms = Terms { release: ReleaseOn::Manual, client: String::new(), expires: 0, was_running: false };
+        let claim = ClaimRecord {
+            standing: Standing::Active,
+            tenant: TenantId::BUILT_IN,
+            machine: None,
+            domain: uuid::Uuid::new_v4(),
+            devices: vec![device],
+            isolation: Isolation::WholeGpu,
+            since: 0,
+            epoch: ledger.take_epoch(),
+            on_demand: false,
+            boot: String::new(),
+            terms: Some(terms),
+        };
+        ledger.devices.insert(device, record);
+        ledger.claims.insert(ClaimId::random(), claim);
+    }
+    store::save(state_dir, &ledger).unwrap();
 }
 
 fn timed(work: impl FnOnce()) -> Duration {

@@ -62,6 +62,7 @@ struct State {
     hung: usize,
     started: usize,
     is_dead: bool,
+    pause: Duration,
     /// Stores whose deadline has passed, by the number of their thread.
     late: BTreeMap<usize, StuckStore>,
 }
@@ -132,6 +133,11 @@ impl SimKernel {
     /// Lets the process die at the `nth` store from now: see [`super::survives`].
     pub fn die_at(&self, nth: usize, death: Death) {
         self.arm(When::Nth(nth), Fault::Die(death));
+    }
+
+    /// Lets every store take so long.
+    pub fn slow(&self, pause: Duration) {
+        self.shared.state().pause = pause;
     }
 
     /// Forgets all faults, and the stores recorded so far.
@@ -304,6 +310,8 @@ impl Shared {
     }
 
     fn store(&self, path: &Path, value: &str, hangs: bool) -> Result<(), Errno> {
+        let pause = self.state().pause;
+        thread::sleep(pause);
         let answer = self.locked(path, value, hangs);
         if hangs {
             self.state().hung -= 1;

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""bench-bind: How long a hand-over and a listing take by gpuward and by others, in one run: figures, and that all succeeded.
+
+needs: nothing
+"""
+
+import statistics
+import subprocess
+import time
+
+import gpuward
+import lib
+from lib import PCI, device, link, store
+
+ROUNDS = 5
+
+
+def run(command):
+    done = subprocess.run(command, shell=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        print(f"{command}: {done.stderr.strip()}", flush=True)
+    return done.returncode == 0
+
+
+def timed(work):
+    started = time.monotonic()
+    fine = work()
+    return time.monotonic() - started, fine
+
+
+def by_hand(address, driver):
+    """What all of them do in the end: the bare stores."""
+    store(device(address, "driver_override"), "vfio-pci" if driver == "vfio-pci" else "\n")
+    store(PCI / "drivers" / link(device(address, "driver")) / "unbind", address)
+    store(PCI / "drivers_probe", address)
+    return link(device(address, "driver")) == driver
+
+
+def figures(title, ways):
+    """Each way in turn, so that what else the machine does hits all alike."""
+    times = {name: [] for name in ways}
+    fine = True
+    for _ in range(ROUNDS):
+        for name, work in ways.items():
+            took, succeeded = timed(work)
+            times[name].append(took)
+            fine = fine and succeeded
+    medians = {name: statistics.median(took) for name, took in times.items()}
+    ours = medians["gpuward"]
+    text = ", ".join(f"{name} {median * 1000:.0f} ms" + (f" (gpuward takes {ours / median:.2f} of that)" if name != "gpuward" else "") for name, median in medians.items())
+    lib.check(f"{title}, median of {ROUNDS}", fine, text)
+
+
+lib.sh("modprobe igbvf")
+assert store(device(lib.IGB, "sriov_numvfs"), "1") == "ok"
+vf = link(device(lib.IGB, "virtfn0"))
+lib.eventually(10, lambda: link(device(vf, "driver")) == "igbvf")
+node = "pci_" + vf.replace(":", "_").replace(".", "_")
+gpuward.start([('kind = "virtual-function"', "pool")])
+lib.sh("gpuward list; virsh nodedev-list --cap pci | head -3; driverctl --version")
+
+figures("a function to vfio-pci and back", {
+    "gpuward": lambda: run(f"gpuward assign {vf}") and run(f"gpuward release {vf}") and link(device(vf, "driver")) == "igbvf",
+    "driverctl": lambda: run(f"driverctl --nosave set-override {vf} vfio-pci && driverctl --nosave unset-override {vf}"),
+    "virsh nodedev-detach and -reattach": lambda: run(f"virsh nodedev-detach {node} && virsh nodedev-reattach {node}"),
+    "the bare stores": lambda: by_hand(vf, "vfio-pci") and by_hand(vf, "igbvf"),
+})  # fmt: skip
+figures("a list of devices", {
+    "gpuward": lambda: run("gpuward list"),
+    "virsh nodedev-list, -dumpxml each": lambda: run("for name in $(virsh nodedev-list --cap pci); do virsh nodedev-dumpxml $name || exit 1; done"),
+    "lspci -vmmk": lambda: run("lspci -vmmk"),
+})  # fmt: skip

@@ -22,8 +22,9 @@ fn main() {
     let managed = Managed::new("dgx-h100", POOL).unwrap();
     managed.sim.kernel.slow(STORE);
     let daemon = managed.start().unwrap();
-    let gpus = daemon.ready().inventory.devices.values().filter(|function| function.kind == Kind::Gpu).map(|gpu| gpu.address);
-    let gpus: Vec<PciAddress> = gpus.collect();
+    let view = daemon.ready();
+    let gpus = view.inventory.devices.values().filter(|function| function.kind == Kind::Gpu);
+    let gpus: Vec<PciAddress> = gpus.map(|gpu| gpu.address).collect();
     // In turn, so that what else the machine does hits both alike.
     let (mut one, mut eight) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {

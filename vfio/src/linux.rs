@@ -5,15 +5,15 @@
 //! in the kernel costs a child and one device while the daemon lives and can restart.
 
 mod child;
+mod helper;
 mod late;
 mod notes;
 mod reader;
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -23,6 +23,7 @@ pub use child::run_store_child;
 pub use reader::run_read_child;
 
 use crate::{Kernel, LateHook, StoreError, StuckStore};
+use helper::Helpers;
 use late::Late;
 use reader::Readers;
 
@@ -55,57 +56,45 @@ const BLOCKING: [&str; 14] = [
 #[derive(Debug)]
 pub struct Linux {
     root: PathBuf,
-    program: PathBuf,
     notes: PathBuf,
+    storers: Helpers,
     readers: Readers,
     late: Late,
 }
 
 impl Linux {
     /// Stores below `root`. `program` is started with [`STORE_ARGUMENT`] for writes that can block and with [`READ_ARGUMENT`] for
-    /// reads that can; a child that writes notes itself in the directory `notes` (`/run/gpuward/stores`) meanwhile.
+    /// reads that can, and kept for more of them; a child that writes notes itself in the directory `notes` (`/run/gpuward/stores`) meanwhile.
     pub fn new(root: impl Into<PathBuf>, program: impl Into<PathBuf>, notes: impl Into<PathBuf>) -> Self {
-        let (root, program, notes) = (root.into(), program.into(), notes.into());
-        Self { late: Late::default(), readers: Readers::new(&program), root, program, notes }
+        let program = program.into();
+        let (storers, readers) = (Helpers::new(&program, STORE_ARGUMENT), Readers::new(&program));
+        Self { root: root.into(), notes: notes.into(), storers, readers, late: Late::default() }
     }
 
     fn store_in_child(&self, store: &StuckStore, deadline: Instant) -> Result<io::Result<()>, Stuck> {
         let request = child::Request { attribute: self.root.join(&store.attribute), value: store.value.clone(), notes: self.notes.clone() };
-        let (mut child, mut pipe) = match start(&self.program, STORE_ARGUMENT, &request.encode()) {
-            Ok(started) => started,
+        let mut storer = match self.storers.ask(&request.encode()) {
+            Ok(storer) => storer,
             Err(error) => return Ok(Err(error)),
         };
-        if !is_readable(&pipe, Some(deadline)) {
-            let store = StuckStore { pid: child.id(), ..store.clone() };
-            self.late.watch_child(store, child, pipe);
+        if !is_readable(&storer.output, Some(deadline)) {
+            self.late.watch_child(StuckStore { pid: storer.id(), ..store.clone() }, storer);
             return Err(Stuck);
         }
-        Ok(child.wait().and(answer(&mut pipe)))
+        let answer = match storer.answer() {
+            Ok(answer) => answer,
+            Err(error) => {
+                storer.end();
+                return Ok(Err(error));
+            }
+        };
+        self.storers.keep(storer);
+        Ok(answer.map(drop))
     }
 }
 
 /// The child has not answered before the deadline.
 struct Stuck;
-
-/// Starts a child of `program` with a request on its standard input, which is closed after it.
-fn start(program: &Path, argument: &str, request: &[u8]) -> io::Result<(Child, ChildStdout)> {
-    let mut child = spawn(program, argument)?;
-    let sent = child.stdin.take().map_or(Ok(()), |mut pipe| pipe.write_all(request));
-    match (sent, child.stdout.take()) {
-        (Ok(()), Some(pipe)) => Ok((child, pipe)),
-        (sent, _) => {
-            // It reads the end of its input, and ends by itself.
-            child.wait()?;
-            sent.and(Err(io::ErrorKind::BrokenPipe.into()))
-        }
-    }
-}
-
-fn spawn(program: &Path, argument: &str) -> io::Result<Child> {
-    let mut command = Command::new(program);
-    command.arg(argument).env_clear().current_dir("/");
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
-}
 
 /// Whether `fd` has something to be read, or its other end was closed, before `deadline`; without one it is waited for.
 fn is_readable(fd: &impl AsFd, deadline: Option<Instant>) -> bool {
@@ -118,16 +107,6 @@ fn is_readable(fd: &impl AsFd, deadline: Option<Instant>) -> bool {
             // What is wrong with it the read will say.
             Ok(_) | Err(_) => return true,
         }
-    }
-}
-
-/// The errno that a store's child answers.
-fn answer(pipe: &mut ChildStdout) -> io::Result<()> {
-    let mut errno = [0; 4];
-    pipe.read_exact(&mut errno)?;
-    match i32::from_le_bytes(errno) {
-        0 => Ok(()),
-        errno => Err(io::Error::from_raw_os_error(errno)),
     }
 }
 

@@ -1,14 +1,14 @@
-//! The child that makes one store which may never return.
+//! The child that makes stores which may never return.
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::{notes, write};
+use super::{helper, notes, write};
 
-/// What the child is asked, on its standard input: three strings, each with its length as four bytes, little-endian.
+/// What the child is asked, in a frame: three strings, each with its length as four bytes, little-endian.
 pub(super) struct Request {
     /// The attribute's path on this machine.
     pub(super) attribute: PathBuf,
@@ -38,27 +38,20 @@ impl Request {
     }
 }
 
-/// Reads one request from standard input, makes its store and answers its errno on standard output.
+/// Makes each store that is asked for on standard input and answers its errno on standard output, until the input ends.
 ///
-/// While the store is under way a note lies in the directory of notes: it lets the next daemon see that a store has not come
+/// While a store is under way a note lies in the directory of notes: it lets the next daemon see that a store has not come
 /// back. The note is a help, not a condition: a store is made without it where it cannot be written.
 #[must_use]
 pub fn run_store_child() -> ExitCode {
-    let mut bytes = Vec::new();
-    if io::stdin().read_to_end(&mut bytes).is_err() {
-        return ExitCode::FAILURE;
-    }
-    let Some(request) = Request::decode(&bytes) else { return ExitCode::FAILURE };
-    let note = notes::write(&request).ok();
-    let errno = match write(&request.attribute, &request.value) {
-        Ok(()) => 0,
-        Err(error) => error.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error()),
-    };
-    let removed = note.is_none_or(|note| fs::remove_file(note).is_ok());
-    match io::stdout().write_all(&errno.to_le_bytes()) {
-        Ok(()) if removed => ExitCode::SUCCESS,
-        Ok(()) | Err(_) => ExitCode::FAILURE,
-    }
+    let served = helper::serve(|asked| {
+        let request = Request::decode(&asked).ok_or(io::ErrorKind::InvalidData)?;
+        let note = notes::write(&request).ok();
+        let stored = write(&request.attribute, &request.value);
+        let removed = note.map_or(Ok(()), fs::remove_file);
+        stored.and(removed).map(|()| Vec::new())
+    });
+    if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 #[cfg(test)]

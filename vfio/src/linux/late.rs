@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::process::{Child, ChildStdout};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::{answer, is_readable, notes};
+use super::helper::Helper;
+use super::{is_readable, notes};
 use crate::{LateHook, LateStore, StuckStore};
 
 #[derive(Default)]
@@ -45,13 +45,14 @@ impl Late {
     }
 
     /// Waits for a child of this process.
-    pub(super) fn watch_child(&self, store: StuckStore, mut child: Child, mut pipe: ChildStdout) {
-        self.watch(store, move |store| {
-            is_readable(&pipe, None);
-            let errno = answer(&mut pipe).map_or_else(|error| error.raw_os_error(), |()| Some(0));
-            if let Err(error) = child.wait() {
-                tracing::warn!(pid = store.pid, "the process of a late store cannot be waited for: {error}");
-            }
+    pub(super) fn watch_child(&self, store: StuckStore, mut storer: Helper) {
+        self.watch(store, move |_| {
+            is_readable(&storer.output, None);
+            let errno = match storer.answer() {
+                Ok(stored) => stored.map_or_else(|error| error.raw_os_error(), |_| Some(0)),
+                Err(_) => None,
+            };
+            storer.end();
             errno
         });
     }

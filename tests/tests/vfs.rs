@@ -246,6 +246,13 @@ fn p1_a_driver_stuck_over_virtual_functions_costs_its_own_card_only() {
     assert_eq!(refused(&daemon, vfs(CARD, 3)).kind, ErrorKind::Quarantined);
     done(&daemon, assign(at(GPU)));
     managed.sim.kernel.let_go();
+    daemon.until(|view| view.devices[&at(CARD)].state == DeviceState::Quarantined);
+    managed.sim.kernel.calm();
+    daemon.finish(daemon.submit(Request::Rescan).unwrap());
+    assert_eq!(functions(&daemon.view(), CARD).len(), 3, "they came late");
+    let clear = daemon.submit(Request::ClearQuarantine(at(CARD))).unwrap();
+    assert_eq!(daemon.finish(clear).state, JobState::Done, "no reset below its driver: its virtual functions are in no danger");
+    done(&daemon, vfs(CARD, 0));
     daemon.stop();
 }
 

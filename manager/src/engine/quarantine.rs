@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use vfio::{Identity, Inventory, Kind, PciAddress, rescan};
+use vfio::{Function, Identity, Inventory, Kind, PciAddress, rescan};
 
 use super::carry::one_line;
 use super::devices::observe;
@@ -25,6 +25,7 @@ use crate::view::{EventKind, Subject};
 pub(super) fn admit_reset(engine: &mut Engine, device: PciAddress) -> Result<Concern, Failure> {
     engine.observe();
     let devices = engine.bundle_of(device);
+    without_functions(engine, &devices, |_| true)?;
     free_of_others(engine, &devices)?;
     devices.iter().try_for_each(|device| in_pool(engine, *device))?;
     Ok(Concern { kind: "reset", devices, ..Concern::default() })
@@ -54,16 +55,19 @@ fn in_pool(engine: &Engine, device: PciAddress) -> Result<(), Failure> {
     Err(Failure::new(ErrorKind::Conflict, message).remedy(format!("`gpuward assign {device}` takes it into the pool")))
 }
 
-// A reset of a physical function takes its virtual ones with it; a device in use belongs to whoever uses it; one with a store that
-// has not returned gets no other.
+// What is done to a physical function takes its virtual ones with it.
+fn without_functions(engine: &Engine, devices: &[PciAddress], is_touched: impl Fn(&Function) -> bool) -> Result<(), Failure> {
+    let functions = devices.iter().filter_map(|device| engine.inventory.devices.get(device)).filter(|function| is_touched(function));
+    let with_some = |function: &Function| function.sriov.clone().filter(|sriov| sriov.enabled > 0);
+    match functions.into_iter().find_map(|function| Some((function.address, with_some(function)?))) {
+        Some((device, sriov)) => Err(Refusal::LiveFunctions { device, count: sriov.enabled, functions: sriov.functions }.into()),
+        None => Ok(()),
+    }
+}
+
+// A device in use belongs to whoever uses it; one with a store that has not returned gets no other.
 fn free_of_others(engine: &Engine, devices: &[PciAddress]) -> Result<(), Failure> {
     let functions = || devices.iter().filter_map(|device| engine.inventory.devices.get(device));
-    if let Some((function, sriov)) =
-        functions().find_map(|function| Some((function, function.sriov.as_ref().filter(|sriov| sriov.enabled > 0)?)))
-    {
-        let functions = sriov.functions.clone();
-        return Err(Refusal::LiveFunctions { device: function.address, count: sriov.enabled, functions }.into());
-    }
     // A reset of the bus is stored at the bridge above.
     let bridges = functions().filter_map(|function| function.bus_reset_at);
     if let Some(store) = stuck_in(&engine.options.host, &devices.iter().copied().chain(bridges).collect::<Vec<_>>()) {
@@ -104,6 +108,8 @@ pub(super) fn admit_clearing(engine: &mut Engine, device: PciAddress) -> Result<
         return Err(Failure::new(ErrorKind::Conflict, message).remedy("`gpuward quarantine list` shows those that are"));
     }
     let devices = engine.bundle_of(device);
+    // Below a driver of the host it is looked at, and not reset.
+    without_functions(engine, &devices, Function::is_on_vfio)?;
     free_of_others(engine, &devices)?;
     Ok(Concern { kind: "clear-quarantine", devices, ..Concern::default() })
 }
@@ -125,6 +131,7 @@ pub(super) fn begin_clearing(engine: &mut Engine, job: JobId, device: PciAddress
 /// Whether a bundle in quarantine may be taken off the bus to be found again.
 pub(super) fn admit_recovery(engine: &mut Engine, device: PciAddress) -> Result<Concern, Failure> {
     let concern = admit_clearing(engine, device)?;
+    without_functions(engine, &concern.devices, |_| true)?;
     if !engine.config.policy.remove_rescan {
         let message = format!("{device} may not be taken off the bus");
         let failure = Failure::new(ErrorKind::NotSupported, message).because("policy.remove-rescan is false in gpuward.toml, the default");

@@ -126,6 +126,9 @@ pub struct VfIntent {
     /// How many it is being given.
     #[serde(default)]
     pub wished: Option<u16>,
+    /// The boot in which it was given them.
+    #[serde(default)]
+    pub boot: String,
 }
 
 /// What a device had before gpuward took it.

@@ -405,15 +405,34 @@ fn p54_a_driver_that_is_loaded_anew_gets_them_again() {
 }
 
 #[test]
+fn what_somebody_took_away_is_shown_and_not_undone() {
+    let (managed, daemon) = workstation();
+    done(&daemon, vfs(CARD, 2));
+    managed.sim.host().store(format!("sys/bus/pci/devices/{CARD}/sriov_numvfs"), "0", soon()).unwrap();
+    managed.sim.kernel.calm();
+    daemon.finish(daemon.submit(Request::Rescan).unwrap());
+    daemon.stop();
+    let daemon = start(&managed);
+    assert_eq!(daemon.view().devices[&at(CARD)].state, DeviceState::Drifted);
+    assert_eq!(managed.sim.kernel.stored(), [], "not by a start either");
+    done(&daemon, vfs(CARD, 2));
+    assert_eq!(daemon.view().devices[&at(CARD)].state, DeviceState::Host);
+}
+
+#[test]
 fn what_cannot_be_made_again_is_tried_once_for_each_time_the_driver_comes() {
     let (managed, daemon) = workstation();
     done(&daemon, vfs(CARD, 2));
-    let numvfs = format!("sys/bus/pci/devices/{CARD}/sriov_numvfs");
-    managed.sim.host().store(&numvfs, "0", soon()).unwrap();
+    let store = |attribute: &str, value: &str| managed.sim.host().store(attribute, value, soon()).unwrap();
+    let rescan = || daemon.finish(daemon.submit(Request::Rescan).unwrap());
+    store(&format!("sys/bus/pci/devices/{CARD}/sriov_numvfs"), "0");
+    store("sys/bus/pci/drivers/igb/unbind", CARD);
+    rescan();
+    store("sys/bus/pci/drivers/igb/bind", CARD);
     managed.sim.kernel.calm();
     managed.sim.kernel.fail_on("sriov_numvfs", Errno::NOMEM);
     for _ in 0..3 {
-        daemon.finish(daemon.submit(Request::Rescan).unwrap());
+        rescan();
     }
     daemon.until(|view| view.jobs.values().all(|job| job.state.is_over()));
     let tries = managed.sim.kernel.stored_names().into_iter().filter(|name| name == "sriov_numvfs").count();

@@ -7,14 +7,14 @@ use vfio::{Function, PciAddress};
 use super::Engine;
 use super::carry::one_line;
 use crate::failure::ErrorKind;
-use crate::ledger::{Standing, VfIntent};
+use crate::ledger::{DeviceRecord, Standing, VfIntent};
 use crate::request::{Goal, Request, Submission};
 
 /// The kind of jobs that make and take away virtual functions.
 pub(super) const KIND: &str = "set-vf-count";
 
-/// The driver with which making virtual functions anew was tried last: it is tried once for each time that a driver comes.
-pub(super) type Tried = BTreeMap<PciAddress, String>;
+/// The driver with which making virtual functions anew was tried last in this start; `None` where the function was seen without one.
+pub(super) type Tried = BTreeMap<PciAddress, Option<String>>;
 
 /// What a physical function lacks, for a person; `None` where it has what it is meant to have, or is being given it.
 pub(super) fn lack(function: &Function, intent: &VfIntent) -> Option<String> {
@@ -25,24 +25,23 @@ pub(super) fn lack(function: &Function, intent: &VfIntent) -> Option<String> {
 }
 
 impl Engine {
-    /// Makes virtual functions again that their physical function has lost as a whole. What was in the pool of them follows.
+    /// Makes virtual functions again that their physical function has lost with a boot or with its driver, once for each time that a
+    /// driver comes. What was in the pool of them follows. What somebody took away is shown, and not undone.
     pub(super) fn restore_vfs(&mut self) {
         if !self.recovered {
             return;
         }
         for (device, count, driver) in self.lost_vfs() {
-            self.vfs_tried.insert(device, driver);
-            self.expect_again();
+            self.expect_again(device);
             let request = Request::Apply { goals: vec![Goal::Vfs { device, count }], plan_digest: None };
             let submission = Submission { request, uid: 0, request_id: String::new(), if_generation: None };
-            if let Err(failure) = self.submit(submission) {
+            match self.submit(submission) {
                 // One of the jobs that are too many ends, and then this is tried again.
-                if failure.kind == ErrorKind::TooMany {
-                    self.vfs_tried.remove(&device);
-                    break;
-                }
-                tracing::error!("{device} has not its virtual functions again: {}", one_line(&failure));
+                Err(failure) if failure.kind == ErrorKind::TooMany => break,
+                Err(failure) => tracing::error!("{device} has not its virtual functions again: {}", one_line(&failure)),
+                Ok(_) => {}
             }
+            self.vfs_tried.insert(device, Some(driver));
         }
         self.dispatch();
     }
@@ -53,23 +52,28 @@ impl Engine {
             let function = self.inventory.devices.get(device).filter(|function| intent.identity.matches(&function.identity));
             let driver = function.and_then(|function| function.driver.clone());
             let Some((function, driver)) = function.zip(driver) else {
-                // It goes with its driver, and is tried again when one comes.
-                self.vfs_tried.remove(device);
+                self.vfs_tried.insert(*device, None);
                 continue;
             };
             let has_none = function.sriov.as_ref().is_some_and(|sriov| sriov.enabled == 0);
-            let is_due = self.vfs_tried.get(device) != Some(&driver) && self.jobs.on_device(*device).is_none();
-            if has_none && is_due && lack(function, intent).is_some() {
+            let is_due = match self.vfs_tried.get(device) {
+                None => intent.boot != self.ledger.boot,
+                Some(tried) => tried.as_ref() != Some(&driver),
+            };
+            if has_none && is_due && self.jobs.on_device(*device).is_none() && lack(function, intent).is_some() {
                 lost.push((*device, intent.count, driver));
             }
         }
         lost
     }
 
-    // Devices of the pool that have left may be among those that come back, without a driver.
-    fn expect_again(&mut self) {
+    // Devices of the pool that have left beside it may be among those that come back, without a driver.
+    fn expect_again(&mut self, parent: PciAddress) {
+        let beside = |slot: &str| slot.rsplit_once('/').map(|(above, _)| above.to_owned());
+        let above = self.ledger.vfs.get(&parent).and_then(|intent| beside(&intent.identity.slot));
         let has_left = |device: &PciAddress| !self.inventory.devices.contains_key(device);
-        let records = self.ledger.devices.iter().filter(|(device, record)| record.standing == Standing::Active && has_left(device));
+        let is_beside = |record: &DeviceRecord| record.standing == Standing::Active && beside(&record.identity.slot) == above;
+        let records = self.ledger.devices.iter().filter(|(device, record)| is_beside(record) && has_left(device));
         let left: Vec<_> = records.map(|(device, _)| *device).filter(|device| self.ledger.claim_on(*device).is_none()).collect();
         let recorded = self.commit(|ledger| {
             for device in &left {

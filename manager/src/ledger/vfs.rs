@@ -10,16 +10,18 @@ impl Ledger {
     pub fn begin_vfs(&mut self, vfs: &[VfMove], inventory: &Inventory) {
         for wish in vfs {
             let Some(function) = inventory.devices.get(&wish.device) else { continue };
-            let intent = VfIntent { identity: function.identity.clone(), count: 0, wished: None };
+            let intent = VfIntent { identity: function.identity.clone(), count: 0, wished: None, boot: String::new() };
             self.vfs.entry(wish.device).or_insert(intent).wished = Some(wish.count);
         }
     }
 
     /// They have them.
     pub fn finish_vfs(&mut self, vfs: &[VfMove]) {
+        let boot = self.boot.clone();
         for wish in vfs {
             if let Some(intent) = self.vfs.get_mut(&wish.device) {
                 (intent.count, intent.wished) = (wish.count, None);
+                intent.boot.clone_from(&boot);
             }
             self.forget_without_vfs(wish.device);
         }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use serde::Deserialize;
@@ -57,6 +59,9 @@ pub struct Lock {
     _file: File,
 }
 
+/// How long a lock is waited for: a process that its last holder was starting has a copy of it until it runs its own program.
+const LOCK_GRACE: Duration = Duration::from_millis(500);
+
 /// Takes the lock of `run_dir`, before anything else is read.
 ///
 /// # Errors
@@ -66,10 +71,14 @@ pub fn lock(run_dir: &Path) -> Result<Lock, StoreFailed> {
     let io = |source| StoreFailed::Io { verb: "open", path: path.clone(), source };
     fs::create_dir_all(run_dir).map_err(io)?;
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Lock { _file: file }),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(StoreFailed::Locked { path }),
-        Err(errno) => Err(io(errno.into())),
+    let until = Instant::now() + LOCK_GRACE;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Lock { _file: file }),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => thread::sleep(Duration::from_millis(10)),
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(StoreFailed::Locked { path }),
+            Err(errno) => return Err(io(errno.into())),
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) type Answer = HashMap<String, Variant<'static>>;
 pub(super) struct Manager(pub(super) Arc<Service>);
 
 /// What this daemon can do beyond version 1.0 of the interface; grows with what is added.
-const FEATURES: [&str; 3] = ["assign", "claims", "machines"];
+const FEATURES: [&str; 6] = ["assign", "claims", "doctor", "machines", "reset", "vfs"];
 
 #[interface(name = "org.gpuward1.Manager")]
 impl Manager {

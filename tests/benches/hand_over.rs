@@ -20,6 +20,8 @@ const ROUNDS: usize = 7;
 
 fn main() {
     let managed = Managed::new("dgx-h100", POOL).unwrap();
+    // It holds one of the GPUs.
+    managed.sim.end_process(812).unwrap();
     managed.sim.kernel.slow(STORE);
     let daemon = managed.start().unwrap();
     let view = daemon.ready();

@@ -32,6 +32,9 @@ refused() { expect 3 "$@"; }
 say "The host: eight H100s and four NVSwitches, all with the host's driver."
 run gpuward list
 
+say "What stands between this host and handing out its devices."
+expect 0 gpuward doctor
+
 say "One GPU is in use by the host. It is refused before anything is touched, with who holds it."
 refused gpuward assign 0000:52:00.0
 
@@ -82,6 +85,14 @@ run gpuward machine show train-1
 say "It is killed: its GPUs are reset, checked and free again."
 run gpuward machine kill train-1
 run gpuward list
+
+say "What befell one of them is kept, with each step of its reset."
+run gpuward history 0000:1b:00.0
+
+say "Another manager, which runs its own domains, claims one; libvirt's hook lets that domain have it and no other."
+run gpuward claim make --gpu 1 --domain 1b4e28ba-2fa1-41d2-883f-0016d3cca427
+run gpuward claims
+run gpuward claim release "$(gpuward claims | awk 'NR == 2 { print $1 }')"
 
 say "And back to the host, as before."
 run gpuward release 0000:1b:00.0

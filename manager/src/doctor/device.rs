@@ -4,12 +4,6 @@ use vfio::{AcsCapability, Function, Kind, PortAcs, reset};
 
 use super::{Finding, Patient, Severity};
 
-/// The first kernel that maps huge BARs in huge pages (`vfio-pci: Use huge pfnmaps`, mapped by IOMMUs since 6.15).
-const HUGE_MAPPINGS: (u32, u32) = (6, 15);
-
-/// BARs from this size on take long to map page by page: about a second for each 32 GiB.
-const HUGE_BAR: u64 = 32 << 30;
-
 pub(super) fn judge(patient: Patient<'_>, function: &Function) -> Vec<Finding> {
     if function.kind == Kind::PhysicalFunction {
         return Vec::new();
@@ -19,7 +13,6 @@ pub(super) fn judge(patient: Patient<'_>, function: &Function) -> Vec<Finding> {
         group(patient, function),
         reserved_region(patient, function),
         no_reset(patient, function),
-        huge_bars(patient, function),
         other_managers(patient, function),
         unreadable(function),
     ];
@@ -67,19 +60,6 @@ fn no_reset(patient: Patient<'_>, function: &Function) -> Option<Finding> {
     let why = reset::way(function, &bundle.devices).err()?;
     let finding = Finding::of(function, "no-reset", Severity::Warning, "no reset may be used on it: it cannot be cleaned between tenants");
     Some(finding.because(why.to_string()).remedy("a kernel module with a reset for its model, or one tenant only for this device"))
-}
-
-fn huge_bars(patient: Patient<'_>, function: &Function) -> Option<Finding> {
-    let largest = function.bars.iter().filter(|bar| bar.memory).map(|bar| bar.size).max().filter(|size| *size >= HUGE_BAR)?;
-    let version = version(&patient.readings.release).filter(|version| *version < HUGE_MAPPINGS)?;
-    let message = format!("a BAR of {} GiB is mapped page by page: guests with it start slowly", largest >> 30);
-    let finding = Finding::of(function, "huge-bars", Severity::Note, message);
-    Some(finding.because(format!("the kernel is {}.{}", version.0, version.1)).remedy("a kernel from 6.15 on, with QEMU from 9.2 on"))
-}
-
-fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(['.', '-']).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 fn other_managers(patient: Patient<'_>, function: &Function) -> Option<Finding> {

@@ -1,11 +1,17 @@
 //! Checks of the host as a whole.
 
-use vfio::Iommu;
+use vfio::{Function, Iommu};
 
 use super::{Finding, Patient, Readings, Severity};
 
 /// The fewest address bits of an IOMMU that are enough for guests with large BARs: 46 is what most processors have.
 const ADDRESS_BITS: u64 = 46;
+
+/// The first kernel that maps huge BARs in huge pages, from VFIO down to the IOMMU.
+const HUGE_MAPPINGS: (u32, u32) = (6, 15);
+
+/// BARs from this size on take long to map page by page: about a second for each 32 GiB.
+const HUGE_BAR: u64 = 32 << 30;
 
 /// Most DMA mappings of a container by default (`drivers/vfio/vfio_iommu_type1.c`).
 const DMA_ENTRIES: u64 = 65535;
@@ -23,6 +29,7 @@ pub(super) fn judge(patient: Patient<'_>) -> Vec<Finding> {
         vfio_node(readings),
         kvm(readings),
         lockdown(readings),
+        huge_bars(patient),
         hook(readings),
         locked_memory(readings),
     ];
@@ -140,6 +147,25 @@ fn lockdown(readings: &Readings) -> Option<Finding> {
     let message = format!("the kernel is locked down ({mode}): configuration space and BARs cannot be written from the host");
     let finding = Finding::of_host("lockdown", Severity::Note, message).because(format!("/sys/kernel/security/lockdown: [{mode}]"));
     Some(finding.remedy("nothing, as long as no vendor tool has to set modes of the GPU from the host"))
+}
+
+fn huge_bars(patient: Patient<'_>) -> Option<Finding> {
+    let version = version(&patient.readings.release).filter(|version| *version < HUGE_MAPPINGS)?;
+    let largest =
+        |function: &Function| function.bars.iter().filter(|bar| bar.memory).map(|bar| bar.size).max().filter(|size| *size >= HUGE_BAR);
+    let huge: Vec<_> = patient.devices().filter_map(|function| Some((function.address, largest(function)?))).collect();
+    if huge.is_empty() {
+        return None;
+    }
+    let message = "huge BARs are mapped page by page: guests with them start slowly";
+    let finding = Finding::of_host("huge-bars", Severity::Note, message).because(format!("the kernel is {}.{}", version.0, version.1));
+    let finding = huge.iter().fold(finding, |finding, (device, size)| finding.because(format!("{device} has a BAR of {} GiB", size >> 30)));
+    Some(finding.remedy("a kernel from 6.15 on, with QEMU from 9.2 on"))
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(['.', '-']).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 fn hook(readings: &Readings) -> Option<Finding> {

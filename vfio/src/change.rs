@@ -71,6 +71,9 @@ pub enum Change {
     },
 }
 
+/// How long a change waits for a device's lock to see what it has: longer than an observation, it stands between two stores.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// How long a store may take before it counts as stuck, and a read-back before it counts as failed.
 ///
 /// `bind` and `drivers_probe` run the driver's probe: nvgrace-gpu-vfio-pci alone waits 30 s for its memory.
@@ -228,7 +231,7 @@ impl Binding {
             return Ok(None);
         }
         let driver = host.link_name(attribute(device, "driver"))?;
-        let driver_override = host.read_locked(attribute(device, "driver_override"))?;
+        let driver_override = host.read_locked_within(attribute(device, "driver_override"), PATIENCE)?;
         // The kernel prints an override that is not set as `(null)`.
         let driver_override = driver_override.filter(|name| !name.is_empty() && name != "(null)");
         Ok(Some(Self { driver, driver_override }))

@@ -6,11 +6,14 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
 
 use crate::{Kernel, LateHook, ReadOnly, StoreError, StuckStore, UnitAsk, UnitError};
 
@@ -54,7 +57,7 @@ impl fmt::Debug for Host {
 }
 
 /// How long a read waits for a device's lock: a driver that binds or leaves has it for moments, one that is stuck for ever.
-const LOCK_PATIENCE: Duration = Duration::from_millis(250);
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The longest attribute that is read; the kernel's own limit is one page, `/proc/iomem` and `modules.alias` are longer.
 const LONGEST: u64 = 16 << 20;
@@ -107,7 +110,9 @@ impl Host {
     pub fn read_bytes(&self, file: impl AsRef<Path>, limit: u64) -> Result<Option<Vec<u8>>, HostError> {
         let path = self.path(file);
         let mut bytes = Vec::new();
-        let read = File::open(&path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
+        // A pipe in a captured tree has nothing to say, and is not waited for.
+        let opened = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&path);
+        let read = opened.and_then(|file| file.take(limit).read_to_end(&mut bytes));
         present(read, "read", path).map(|read| read.map(|_| bytes))
     }
 
@@ -115,10 +120,18 @@ impl Host {
     /// `sriov_numvfs`), or that of a process' memory (`/proc/<pid>/maps`).
     ///
     /// # Errors
-    /// As [`Host::read`]; of the kind `WouldBlock` where the lock is not free for a quarter of a second.
+    /// As [`Host::read`]; of the kind `WouldBlock` where the lock is not free for a second.
     pub fn read_locked(&self, file: impl AsRef<Path>) -> Result<Option<String>, HostError> {
+        self.read_locked_within(file, LOCK_PATIENCE)
+    }
+
+    /// As [`Host::read_locked`], with the patience of one who may wait.
+    ///
+    /// # Errors
+    /// As [`Host::read_locked`].
+    pub fn read_locked_within(&self, file: impl AsRef<Path>, patience: Duration) -> Result<Option<String>, HostError> {
         let path = self.path(file);
-        let read = self.kernel.read_locked(&path, Instant::now() + LOCK_PATIENCE);
+        let read = self.kernel.read_locked(&path, Instant::now() + patience);
         let bytes = present(read, "read", path)?;
         Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).trim_end().to_owned()))
     }

@@ -21,7 +21,8 @@ pub(super) fn judge(patient: Patient<'_>, function: &Function) -> Vec<Finding> {
 
 fn driver(patient: Patient<'_>, function: &Function) -> Option<Finding> {
     let driver = &function.vfio_driver;
-    (!patient.readings.drivers.contains(driver)).then(|| {
+    let drivers = &patient.readings.drivers;
+    (!drivers.is_empty() && !drivers.contains(driver)).then(|| {
         Finding::of(function, "vfio-driver", Severity::Problem, format!("its VFIO driver {driver} is not loaded"))
             .because(format!("/sys/bus/pci/drivers/{driver} is missing"))
             .remedy(format!("modprobe {driver}; a file in /etc/modules-load.d loads it at boot"))

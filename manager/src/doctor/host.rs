@@ -55,6 +55,10 @@ fn interrupt_remapping(readings: &Readings) -> Option<Finding> {
         let fact = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts is Y";
         return Some(finding.because(fact).remedy("load vfio_iommu_type1 without allow_unsafe_interrupts"));
     }
+    if let Some(word) = readings.kernel_line.split_whitespace().find(|word| matches!(*word, "intremap=off" | "nointremap")) {
+        let finding = Finding::of_host(CHECK, Severity::Problem, "interrupt remapping is switched off: VFIO refuses devices");
+        return Some(finding.because(format!("/proc/cmdline: {word}")).remedy("remove it from the kernel's command line"));
+    }
     let known: Vec<_> = readings.iommus.iter().filter_map(|unit| Some((unit, unit.extended?))).collect();
     let lacking = known.iter().find(|(_, extended)| extended & 0b1000 == 0);
     match lacking {
@@ -64,7 +68,7 @@ fn interrupt_remapping(readings: &Readings) -> Option<Finding> {
                 .remedy("switch on interrupt remapping (x2APIC, VT-d) in the firmware"),
         ),
         None if known.is_empty() => None,
-        None => Some(Finding::of_host(CHECK, Severity::Ok, "every IOMMU remaps interrupts")),
+        None => Some(Finding::of_host(CHECK, Severity::Ok, "every IOMMU can remap interrupts")),
     }
 }
 
@@ -129,14 +133,14 @@ fn dma_entry_limit(readings: &Readings) -> Option<Finding> {
 }
 
 fn vfio_node(readings: &Readings) -> Option<Finding> {
-    (!readings.vfio_node).then(|| {
+    (readings.vfio_node == Some(false)).then(|| {
         let finding = Finding::of_host("vfio", Severity::Problem, "VFIO is not there: /dev/vfio/vfio is missing");
         finding.remedy("modprobe vfio-pci; a file in /etc/modules-load.d loads it at boot")
     })
 }
 
 fn kvm(readings: &Readings) -> Option<Finding> {
-    (!readings.kvm_node).then(|| {
+    (readings.kvm_node == Some(false)).then(|| {
         let finding = Finding::of_host("kvm", Severity::Warning, "there is no /dev/kvm: machines cannot run");
         finding.remedy("switch on VT-x or SVM in the firmware, and load kvm_intel or kvm_amd")
     })

@@ -22,10 +22,10 @@ pub struct Readings {
     pub dma_entry_limit: Option<u64>,
     /// Drivers of the PCI bus.
     pub drivers: Vec<String>,
-    /// `/dev/vfio/vfio` is there.
-    pub vfio_node: bool,
-    /// `/dev/kvm` is there.
-    pub kvm_node: bool,
+    /// `/dev/vfio/vfio` is there; `None` in a tree without `/dev`.
+    pub vfio_node: Option<bool>,
+    /// `/dev/kvm` is there; `None` in a tree without `/dev`.
+    pub kvm_node: Option<bool>,
     /// The mode in brackets of `/sys/kernel/security/lockdown`.
     pub lockdown: Option<String>,
     /// Lines of modprobe's configuration that bind by ids, with their file.
@@ -69,8 +69,8 @@ impl Readings {
             unsafe_noiommu: is_on("sys/module/vfio/parameters/enable_unsafe_noiommu_mode"),
             dma_entry_limit: text("sys/module/vfio_iommu_type1/parameters/dma_entry_limit").parse().ok(),
             drivers: entries("sys/bus/pci/drivers"),
-            vfio_node: host.exists("dev/vfio/vfio"),
-            kvm_node: host.exists("dev/kvm"),
+            vfio_node: host.exists("dev").then(|| host.exists("dev/vfio/vfio")),
+            kvm_node: host.exists("dev").then(|| host.exists("dev/kvm")),
             lockdown: bracketed(&text("sys/kernel/security/lockdown")),
             bindings_by_id: bindings_by_id(host),
             driverctl: entries("etc/driverctl.d"),
@@ -113,7 +113,9 @@ const SYS_RESOURCE: u64 = 1 << 24;
 fn libvirt_daemon(host: &Host) -> Option<(String, Option<u64>, bool)> {
     let pids = host.entries("proc").ok().flatten()?;
     let read = |pid: &str, file: &str| host.read(format!("proc/{pid}/{file}")).ok().flatten().unwrap_or_default();
-    let is_daemon = |pid: &String| matches!(read(pid, "comm").as_str(), "libvirtd" | "virtqemud");
+    // A user's own daemon runs no guests with devices.
+    let is_roots = |pid: &str| read(pid, "status").lines().any(|line| line.split_whitespace().take(2).eq(["Uid:", "0"]));
+    let is_daemon = |pid: &String| matches!(read(pid, "comm").as_str(), "libvirtd" | "virtqemud") && is_roots(pid);
     let pid = pids.into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).find(is_daemon)?;
     let limits = read(&pid, "limits");
     let hard = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?.split_whitespace().nth(1)?.parse().ok();

@@ -45,4 +45,5 @@ for address, entry in listed.items():
     equal(f"{address} reset methods", read(methods).split() if methods.exists() else [], entry["reset-methods"])
     for key, name in (("address", "Address"), ("vendor", "Vendor"), ("model", "Model"), ("identity", "Identity"), ("class", "Class")):
         equal(f"{address} {name} on the bus", entry[key], properties[name])
-    equal(f"{address} class", "gpu" if read(device(address, "class")).startswith("0x03") else "virtual-function", entry["class"])
+    other = "virtual-function" if device(address, "physfn").exists() else "physical-function"
+    equal(f"{address} class", "gpu" if read(device(address, "class")).startswith("0x03") else other, entry["class"])

@@ -129,6 +129,9 @@ pub struct VfIntent {
     /// The boot in which it was given them.
     #[serde(default)]
     pub boot: String,
+    /// Whether host drivers took new ones before: `sriov_drivers_autoprobe` gets it back with the last of them.
+    #[serde(default)]
+    pub autoprobe: bool,
 }
 
 /// What a device had before gpuward took it.

@@ -10,7 +10,8 @@ impl Ledger {
     pub fn begin_vfs(&mut self, vfs: &[VfMove], inventory: &Inventory) {
         for wish in vfs {
             let Some(function) = inventory.devices.get(&wish.device) else { continue };
-            let intent = VfIntent { identity: function.identity.clone(), count: 0, wished: None, boot: String::new() };
+            let autoprobe = function.sriov.as_ref().is_some_and(|sriov| sriov.autoprobe);
+            let intent = VfIntent { identity: function.identity.clone(), count: 0, wished: None, boot: String::new(), autoprobe };
             self.vfs.entry(wish.device).or_insert(intent).wished = Some(wish.count);
         }
     }

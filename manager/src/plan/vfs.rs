@@ -12,12 +12,18 @@ pub(super) fn lane(situation: &Situation<'_>, device: PciAddress, count: u16) ->
     let Some(sriov) = function.sriov.as_ref().filter(|sriov| sriov.enabled != count) else { return Vec::new() };
     let number = Change::VfCount { device, from: sriov.enabled, to: count };
     // NVIDIA's tool binds what it makes to its own driver, which is their VFIO driver.
-    if !sriov.autoprobe || is_nvidia(function) {
+    if is_nvidia(function) {
         return vec![number];
     }
-    // Also where they are taken away: what undoes that makes them.
-    let autoprobe = Change::VfAutoprobe { device, from: true, to: false };
-    vec![autoprobe.clone(), number, autoprobe.swapped()]
+    let recorded = situation.ledger.vfs.get(&device).map(|intent| intent.autoprobe);
+    let was_on = recorded.unwrap_or(sriov.autoprobe);
+    let off = Change::VfAutoprobe { device, from: true, to: false };
+    let on = off.clone().swapped();
+    // It stays off while there are any: a host driver that is loaded later would take them. Off also before they are taken away,
+    // because what undoes that makes them.
+    let before = sriov.autoprobe.then_some(off);
+    let after = (count == 0 && was_on).then_some(on);
+    before.into_iter().chain([number]).chain(after).collect()
 }
 
 /// What speaks against it.

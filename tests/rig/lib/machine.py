@@ -116,6 +116,19 @@ class Machine:
         self._connect()
         self.shell.run(f"date --set=@{int(time.time())} >/dev/null")
 
+    def lose_power(self):
+        """Resets the machine at once: what was not synced is lost, what is on its disk is not. Returns when it has booted."""
+        self.qmp("set-action", reboot="reset")
+        boots = self.console().count("RIG-READY")
+        self.qmp("system_reset")
+        end = time.monotonic() + BOOT_SECONDS
+        while self.console().count("RIG-READY") == boots:
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"it did not boot again:\n{self.console()[-3000:]}\n{self.output()}")
+            time.sleep(0.2)
+        self.shell.connection.close()
+        self._connect()
+
     def save(self):
         """Freezes the guest as `ready.ram` beside its disk; it has ended afterwards."""
         self.qmp("stop")

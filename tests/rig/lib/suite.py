@@ -34,6 +34,10 @@ class Case:
         """Whether the last H100 shares its slot, and so its IOMMU group, with a network function."""
         return "a foreign function" in self.needs
 
+    def loses_power(self):
+        """Whether it is run as `CASE before`, and, when the power was lost and the guest has booted, as `CASE after`."""
+        return "a loss of power" in self.needs
+
 
 class Outcome:
     """The result lines of one case, and whether it passed, failed or was skipped."""
@@ -109,13 +113,24 @@ class Suite:
         try:
             with self.open(case.gpus(), case.foreign()) as guest:
                 try:
-                    return guest.shell.run(f"cd /rig/cases && exec ./{case.path.name}", deadline=CASE_SECONDS, line=outcome.line)
+                    return self._run_phases(case, guest, outcome)
                 except (TimeoutError, EOFError) as error:
                     print(f"{guest.console()[-3000:]}\n{guest.output()}", flush=True)
                     outcome.line(f"not ok {type(error).__name__}: {error}")
         except RuntimeError as error:
             outcome.line(f"not ok {error}")
         return 1
+
+    def _run_phases(self, case, guest, outcome):
+        run = f"cd /rig/cases && exec ./{case.path.name}"
+        if not case.loses_power():
+            return guest.shell.run(run, deadline=CASE_SECONDS, line=outcome.line)
+        status = guest.shell.run(f"{run} before", deadline=CASE_SECONDS, line=outcome.line)
+        if status:
+            return status
+        print("=== the power is cut, and comes back", flush=True)
+        guest.lose_power()
+        return guest.shell.run(f"{run} after", deadline=CASE_SECONDS, line=outcome.line)
 
     def closing_line(self):
         return "rig: {passed} passed, {failed} failed, {skipped} skipped".format(**self.totals)

@@ -49,6 +49,11 @@ impl Member {
     pub fn leaves_dma_alone(&self) -> bool {
         matches!(self.driver.as_deref(), Some("vfio-pci" | "pci-stub"))
     }
+
+    /// Whether its driver keeps the group from a guest, as `vfio_group_viable` counts: one without a driver does not.
+    pub fn is_in_the_way(&self) -> bool {
+        self.driver.is_some() && !self.leaves_dma_alone()
+    }
 }
 
 /// A port above a group and the ACS bits it lacks of those the kernel wants.

@@ -33,8 +33,7 @@ fn group(patient: Patient<'_>, function: &Function) -> Option<Finding> {
     let id = function.group?;
     let bundle = patient.inventory.bundle(function.address)?;
     let group = patient.inventory.groups.get(&id)?;
-    let foreign =
-        bundle.foreign.iter().find(|member| group.members.contains(member) && !member.leaves_dma_alone() && member.driver.is_some())?;
+    let foreign = bundle.foreign.iter().find(|member| group.members.contains(member) && member.is_in_the_way())?;
     let message = format!("it shares IOMMU group {id} with {} ({}), which is not part of its bundle", foreign.address, foreign.description);
     let finding = Finding::of(function, "group-shared", Severity::Problem, message);
     let finding = group.acs.iter().map(lack).fold(finding, Finding::because);

@@ -1,6 +1,6 @@
 //! What speaks against moving a bundle.
 
-use vfio::{Bundle, Change, Function, Holder, Iommu, Kind, Member, PciAddress, VgpuInterface};
+use vfio::{Bundle, Change, Function, Holder, Iommu, Kind, PciAddress, VgpuInterface};
 
 use super::{Refusal, Situation, functions};
 use crate::config::Use;
@@ -104,7 +104,7 @@ fn isolation(situation: &Situation<'_>, bundle: &Bundle) -> Vec<Refusal> {
             refusals.push(Refusal::ReservedRegion { device, group: id });
         }
         let better = || inventory.ports.iter().filter(|port| port.isolates()).map(|port| port.port).collect();
-        let foreign = bundle.foreign.iter().filter(|member| group.members.contains(member) && is_in_the_way(member));
+        let foreign = bundle.foreign.iter().filter(|member| group.members.contains(member) && member.is_in_the_way());
         refusals.extend(foreign.map(|other| Refusal::Foreign {
             device,
             group: id,
@@ -114,11 +114,6 @@ fn isolation(situation: &Situation<'_>, bundle: &Bundle) -> Vec<Refusal> {
         }));
     }
     refusals
-}
-
-// As `vfio_group_viable` counts: a member without a driver, or on one that does no DMA of its own, is not in the way.
-fn is_in_the_way(member: &Member) -> bool {
-    member.driver.as_deref().is_some_and(|driver| !matches!(driver, "vfio-pci" | "pci-stub"))
 }
 
 fn against(situation: &Situation<'_>, function: &Function, force: bool) -> Vec<Refusal> {

@@ -230,7 +230,7 @@ def lock_rules():
     with opened(NIC):
         writer = subprocess.Popen(["python3", "-c", f"import os; os.write(os.open('{PCI}/drivers/vfio-pci/unbind', os.O_WRONLY), b'{NIC}')"])
         time.sleep(2)
-        # Until Linux 6.19 `driver_override` waits too; from 7.0 on it has a lock of its own.
+        # On Linux 6.12 `driver_override` waits too (driver_override_show takes the device's lock); on 7.3 it does not.
         for name in ("driver_override", "power/control", "d3cold_allowed", "config", "reset_method", "numa_node", "current_link_speed", "vendor"):
             print(f"# while a driver has the lock a read of {name} {reads(device(NIC, name))}")
         observed("a_read_of_sriov_numvfs_waits_for_the_devices_lock", ("waits",), reads(device(NIC, "sriov_numvfs")))

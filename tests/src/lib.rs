@@ -9,4 +9,5 @@ pub mod program;
 pub mod session;
 pub mod simhost;
 pub mod standin;
+pub mod typed;
 pub mod umockdev;

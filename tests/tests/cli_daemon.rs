@@ -6,13 +6,12 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Stdio};
 
 use serde_json::Value;
-use tests::polkit::Who;
 use tests::program;
 use tests::session::Session;
-use tests::simhost::SimRoot;
+use tests::typed::{self, done, ended, json};
 
 const GPU: &str = "0000:1b:00.0";
 const OTHER: &str = "0000:43:00.0";
@@ -20,32 +19,7 @@ const IN_USE: &str = "0000:52:00.0";
 
 /// A DGX whose daemon obeys whoever runs the test.
 fn dgx() -> Session {
-    program::gpuward();
-    let root = SimRoot::temporary("dgx-h100").expect("laid");
-    let session = Session::start(root, Path::new(env!("CARGO_BIN_EXE_gpuward-sim"))).expect("started");
-    session.polkit.allow("*", Who::Uid(rustix::process::getuid().as_raw()));
-    session
-}
-
-fn run(session: &Session, arguments: &[&str]) -> Output {
-    session.command("gpuward").args(arguments).output().expect("runs")
-}
-
-/// What a command prints that must do what it was told.
-fn done(session: &Session, arguments: &[&str]) -> String {
-    let output = run(session, arguments);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("UTF-8")
-}
-
-/// How a command that does not do what it was told ends, and what it says.
-fn ended(session: &Session, arguments: &[&str]) -> (Option<i32>, String) {
-    let output = run(session, arguments);
-    (output.status.code(), String::from_utf8(output.stderr).expect("UTF-8"))
-}
-
-fn json(session: &Session, arguments: &[&str]) -> Value {
-    serde_json::from_str(&done(session, &[arguments, &["--json"]].concat())).expect("JSON")
+    typed::session("dgx-h100", env!("CARGO_BIN_EXE_gpuward-sim"))
 }
 
 /// The line of a device in `gpuward list`.

@@ -1,43 +1,15 @@
 //! Resets, quarantine and histories as a person meets them: the command, the real daemon, a simulated host.
 #![allow(clippy::expect_used)]
 
-use std::path::Path;
-use std::process::Output;
-
-use serde_json::Value;
-use tests::polkit::Who;
-use tests::program;
 use tests::session::Session;
 use tests::simhost::{Left, SimHost, SimRoot};
+use tests::typed::{self, done, ended, json};
 
 const GPU: &str = "0000:1b:00.0";
 const OTHER: &str = "0000:43:00.0";
 
 fn dgx() -> Session {
-    program::gpuward();
-    let root = SimRoot::temporary("dgx-h100").expect("laid");
-    let session = Session::start(root, Path::new(env!("CARGO_BIN_EXE_gpuward-sim"))).expect("started");
-    session.polkit.allow("*", Who::Uid(rustix::process::getuid().as_raw()));
-    session
-}
-
-fn run(session: &Session, arguments: &[&str]) -> Output {
-    session.command("gpuward").args(arguments).output().expect("runs")
-}
-
-fn done(session: &Session, arguments: &[&str]) -> String {
-    let output = run(session, arguments);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("UTF-8")
-}
-
-fn ended(session: &Session, arguments: &[&str]) -> (Option<i32>, String) {
-    let output = run(session, arguments);
-    (output.status.code(), String::from_utf8(output.stderr).expect("UTF-8"))
-}
-
-fn json(session: &Session, arguments: &[&str]) -> Value {
-    serde_json::from_str(&done(session, &[arguments, &["--json"]].concat())).expect("JSON")
+    typed::session("dgx-h100", env!("CARGO_BIN_EXE_gpuward-sim"))
 }
 
 /// The host that the daemon manages, to be tampered with.

@@ -1,33 +1,22 @@
 //! Virtual functions and the doctor as a person and a program meet them: the command, the bus, the real daemon, a simulated host.
 #![allow(clippy::expect_used)]
 
-use std::path::Path;
 use std::process::Output;
 
-use serde_json::Value;
-use tests::polkit::Who;
-use tests::program;
 use tests::session::Session;
 use tests::simhost::{SimHost, SimRoot};
+use tests::typed::{self, json};
 
 const GPU: &str = "0000:26:00.0";
 
 fn l40s() -> Session {
-    program::gpuward();
-    let root = SimRoot::temporary("l40s-vgpu").expect("laid");
-    let session = Session::start(root, Path::new(env!("CARGO_BIN_EXE_gpuward-sim"))).expect("started");
-    session.polkit.allow("*", Who::Uid(rustix::process::getuid().as_raw()));
-    session
+    typed::session("l40s-vgpu", env!("CARGO_BIN_EXE_gpuward-sim"))
 }
 
 fn run(session: &Session, arguments: &[&str]) -> (Option<i32>, String, String) {
-    let Output { status, stdout, stderr } = session.command("gpuward").args(arguments).output().expect("runs");
+    let Output { status, stdout, stderr } = typed::run(session, arguments);
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     (status.code(), text(stdout), text(stderr))
-}
-
-fn json(session: &Session, arguments: &[&str]) -> Value {
-    serde_json::from_str(&run(session, &[arguments, &["--json"]].concat()).1).expect("JSON")
 }
 
 fn set_by_bus(session: &Session, count: &str) -> Output {

@@ -20,6 +20,7 @@ mod publisher;
 mod service;
 mod shutdown;
 mod systemd;
+mod tenant;
 
 use std::sync::Arc;
 

@@ -42,6 +42,7 @@ mod restore;
 pub mod sanitise;
 mod shutdown;
 mod stuck;
+mod tenants;
 mod vfs;
 mod worker;
 

@@ -10,12 +10,15 @@ use uuid::Uuid;
 use vfio::{Binding, Function, Identity, PciAddress};
 
 use crate::id::{ClaimId, JobId, MachineId, TenantId};
-use crate::spec::MachineSpec;
+use crate::spec::{MachineSpec, TenantSpec};
 use crate::view::MachineState;
 
 pub mod moves;
 pub mod store;
+mod tenants;
 mod vfs;
+
+pub use tenants::Usage;
 
 /// Everything that is recorded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,6 +37,9 @@ pub struct Ledger {
     pub devices: BTreeMap<PciAddress, DeviceRecord>,
     /// Live claims.
     pub claims: BTreeMap<ClaimId, ClaimRecord>,
+    /// Tenants; the built-in one is always among them.
+    #[serde(default = "tenants::built_in")]
+    pub tenants: BTreeMap<TenantId, TenantSpec>,
     /// Machines.
     pub machines: BTreeMap<MachineId, MachineRecord>,
     /// Physical functions that are to have virtual ones.
@@ -56,7 +62,7 @@ pub struct Format {
 }
 
 /// The format this version writes.
-pub const FORMAT: Format = Format { major: 1, minor: 1 };
+pub const FORMAT: Format = Format { major: 1, minor: 2 };
 
 impl Default for Ledger {
     fn default() -> Self {
@@ -67,6 +73,7 @@ impl Default for Ledger {
             next_epoch: 1,
             devices: BTreeMap::new(),
             claims: BTreeMap::new(),
+            tenants: tenants::built_in(),
             machines: BTreeMap::new(),
             vfs: BTreeMap::new(),
             quarantines: BTreeMap::new(),

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use vfio::{Identity, PciAddress};
 
 use crate::failure::Failure;
-use crate::id::{ClaimId, JobId, MachineId};
-use crate::spec::{ClaimSpec, MachineSpec};
+use crate::id::{ClaimId, JobId, MachineId, TenantId};
+use crate::spec::{ClaimSpec, MachineSpec, TenantSpec};
 
 /// One wish about a device: what `Plan` and `Apply` take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,8 +52,26 @@ pub enum Request {
         /// The digest of the plan that was looked at.
         plan_digest: Option<String>,
     },
+    /// Records a tenant.
+    CreateTenant {
+        /// Its id; a new one where the caller names none.
+        tenant: TenantId,
+        /// What it is to be.
+        spec: Box<TenantSpec>,
+    },
+    /// Gives a tenant another specification, with the same name.
+    SetTenant {
+        /// The tenant.
+        tenant: TenantId,
+        /// What it is to be.
+        spec: Box<TenantSpec>,
+    },
+    /// Forgets a tenant that has neither machines nor claims.
+    RemoveTenant(TenantId),
     /// Records a machine, off. Boxed: a specification is large.
     CreateMachine {
+        /// Whose.
+        tenant: TenantId,
         /// What it is to be.
         spec: Box<MachineSpec>,
     },
@@ -67,6 +85,8 @@ pub enum Request {
     RemoveMachine(MachineId),
     /// Claims devices for a domain that another manager runs.
     Claim {
+        /// Whose it is.
+        tenant: TenantId,
         /// What is claimed, and until when.
         spec: ClaimSpec,
         /// The connection that asks, as the bus knows it.

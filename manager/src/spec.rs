@@ -1,10 +1,11 @@
-//! What a machine is to be: parsed once, at the edge, from TOML or from `a{sv}`.
+//! What a machine, a claim or a tenant is to be: parsed once, at the edge, from TOML or from `a{sv}`.
 //!
 //! Both become one tree, [`Node`], from which [`MachineSpec::parse`] takes what it knows and refuses the rest by its full path.
 
 mod claim;
 mod machine;
 mod node;
+mod tenant;
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,8 @@ use vfio::Ids;
 
 pub use node::Node;
 pub(crate) use node::parse_size;
+pub(crate) use tenant::UNLIMITED;
+pub use tenant::{Limit, Names, Owners, Quota, ShareGpu, TenantSpec};
 
 use crate::ledger::{Isolation, ReleaseOn};
 

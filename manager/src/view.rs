@@ -12,6 +12,8 @@ use vfio::{Inventory, PciAddress};
 use crate::config::Use;
 use crate::failure::Failure;
 use crate::id::{ClaimId, JobId, MachineId, TenantId};
+use crate::ledger::Usage;
+use crate::spec::TenantSpec;
 
 /// Everything that clients may see, at one moment.
 #[derive(Clone, Debug, Default)]
@@ -26,12 +28,26 @@ pub struct View {
     pub devices: BTreeMap<PciAddress, DeviceView>,
     /// Live claims.
     pub claims: BTreeMap<ClaimId, ClaimView>,
+    /// Tenants.
+    pub tenants: BTreeMap<TenantId, TenantView>,
     /// Machines.
     pub machines: BTreeMap<MachineId, MachineView>,
     /// What became of devices that were held in an earlier boot, once that is known.
     pub restored: BTreeMap<PciAddress, Restored>,
     /// Jobs queued and running, and the last ones that ended (`limits.jobs-kept`).
     pub jobs: BTreeMap<JobId, JobView>,
+}
+
+impl View {
+    /// Whether a user with these groups may act for a tenant.
+    pub fn is_owner(&self, tenant: TenantId, uid: u32, groups: &[u32]) -> bool {
+        self.tenants.get(&tenant).is_some_and(|tenant| tenant.spec.is_owned_by(uid, groups))
+    }
+
+    /// The tenant with this name.
+    pub fn tenant_called(&self, name: &str) -> Option<TenantId> {
+        self.tenants.iter().find(|(_, tenant)| tenant.spec.name == name).map(|(id, _)| *id)
+    }
 }
 
 /// What became of a device that was held before this boot.
@@ -198,6 +214,17 @@ impl ClaimState {
     }
 }
 
+/// A tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantView {
+    /// What it is to be.
+    pub spec: TenantSpec,
+    /// What it has.
+    pub usage: Usage,
+    /// The generation of the view in which it last changed.
+    pub generation: u64,
+}
+
 /// A machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineView {
@@ -256,6 +283,8 @@ pub struct JobView {
     pub devices: Vec<PciAddress>,
     /// The machine it is about.
     pub machine: Option<MachineId>,
+    /// Whose it is; `None` where it is no tenant's.
+    pub tenant: Option<TenantId>,
     /// Claims it made.
     pub claims: Vec<ClaimId>,
     /// Why it failed.

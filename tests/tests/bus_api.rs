@@ -13,7 +13,7 @@ use roxmltree::Node;
 use tests::operated::Operated;
 
 /// In the order of the documentation.
-const INTERFACES: [&str; 8] = ["Manager", "Device", "Sriov", "VirtualFunction", "IommuGroup", "Claim", "Machine", "Job"];
+const INTERFACES: [&str; 9] = ["Manager", "Device", "Sriov", "VirtualFunction", "IommuGroup", "Claim", "Tenant", "Machine", "Job"];
 
 /// What is true of all of it.
 const PREFACE: &str = include_str!("../golden/dbus-api-preface.md");

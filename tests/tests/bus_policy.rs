@@ -85,7 +85,9 @@ fn a_stranger_may_call_methods_and_neither_sees_nor_hears_anything() {
     let denied = "org.freedesktop.DBus.Error.AccessDenied";
     assert_eq!(
         answers,
-        format!("Assign org.gpuward1.Error.NotAuthorized\nGet {denied}\nIntrospect {denied}\nGetManagedObjects {denied}\n")
+        format!(
+            "Assign org.gpuward1.Error.NotAuthorized\nGet org.gpuward1.Error.NotAuthorized\nIntrospect {denied}\nGetManagedObjects {denied}\n"
+        )
     );
     let (ours, theirs) = (ours.end(), theirs.end());
     assert!(ours.contains("JobRemoved"), "{ours}");

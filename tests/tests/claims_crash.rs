@@ -56,7 +56,11 @@ impl Case {
         let text =
             format!("domain-uuid = '6b2f5c1e-2f6a-4d55-9f0e-5c7f3f3f0001'\ndevices = [{{ kind = 'gpu', identity = '{}' }}]", self.device);
         let request = match index {
-            0 => Request::Claim { spec: ClaimSpec::parse(Node::from_toml(&text).unwrap()).unwrap(), client: String::new() },
+            0 => Request::Claim {
+                tenant: manager::id::TenantId::BUILT_IN,
+                spec: ClaimSpec::parse(Node::from_toml(&text).unwrap()).unwrap(),
+                client: String::new(),
+            },
             _ => {
                 let view = daemon.view();
                 let (claim, record) = view.claims.iter().next().unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use manager::engine::machines::{self, Hypervisor};
 use manager::engine::{Engine, EngineHandle, Options};
 use manager::failure::{ErrorKind, Failure};
-use manager::id::{JobId, MachineId};
+use manager::id::{JobId, MachineId, TenantId};
 use manager::libvirt::Source;
 use manager::request::{Ask, Goal, Request, Submission};
 use manager::spec::{MachineSpec, Node};
@@ -138,7 +138,7 @@ impl Daemon {
     fn create(&self, name: &str, devices: &str) -> MachineId {
         let spec = spec(name, devices);
         let machine = MachineId(spec.uuid);
-        self.done(Request::CreateMachine { spec: Box::new(spec) });
+        self.done(Request::CreateMachine { tenant: TenantId::BUILT_IN, spec: Box::new(spec) });
         machine
     }
 
@@ -328,7 +328,7 @@ fn a_machine_holds_its_device_while_it_is_defined_where_it_says_so() {
         format!("format = 1\nname = \"keep\"\nvcpus = 1\nmemory = \"1GiB\"\nhold = \"defined\"\n[[disk]]\nvolume = \"tank/a\"\n{ONE_GPU}");
     let spec = MachineSpec::parse(Node::from_toml(&text).unwrap()).unwrap();
     let machine = MachineId(spec.uuid);
-    daemon.done(Request::CreateMachine { spec: Box::new(spec) });
+    daemon.done(Request::CreateMachine { tenant: TenantId::BUILT_IN, spec: Box::new(spec) });
     daemon.until_device(FIRST, DeviceState::Claimed);
     daemon.done(Request::StartMachine(machine));
     daemon.done(Request::KillMachine(machine));
@@ -342,7 +342,7 @@ fn what_is_wrong_with_a_request_is_said_by_name_and_changes_nothing() {
     let daemon = Daemon::start();
     daemon.assign(&[FIRST]);
     let machine = daemon.create("train-1", ONE_GPU);
-    let create = |spec| daemon.submit(Request::CreateMachine { spec: Box::new(spec) }).unwrap_err();
+    let create = |spec| daemon.submit(Request::CreateMachine { tenant: TenantId::BUILT_IN, spec: Box::new(spec) }).unwrap_err();
     let taken = create(spec("train-1", ""));
     assert_eq!((taken.kind, taken.message.as_str()), (ErrorKind::NameTaken, "there is a machine called train-1 already"));
     let large = create(MachineSpec { memory: 1 << 50, ..spec("large", "") });

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use manager::failure::ErrorKind;
-use manager::id::ClaimId;
+use manager::id::{ClaimId, TenantId};
 use manager::ledger::{Standing, store};
 use manager::request::Request;
 use manager::spec::{ClaimSpec, Node};
@@ -269,7 +269,7 @@ fn pid(gpu: usize) -> u32 {
 fn claim(gpu: usize, with_client: bool) -> Request {
     let release = if with_client { "client-gone" } else { "manual" };
     let text = format!("domain-uuid = '{DOMAIN}'\nrelease = '{release}'\ndevices = [{{ kind = 'gpu', identity = '{}' }}]", GPUS[gpu]);
-    Request::Claim { spec: ClaimSpec::parse(Node::from_toml(&text).unwrap()).unwrap(), client: "client".into() }
+    Request::Claim { tenant: TenantId::BUILT_IN, spec: ClaimSpec::parse(Node::from_toml(&text).unwrap()).unwrap(), client: "client".into() }
 }
 
 proptest! {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use manager::bus::{Address, HostKernel};
 use manager::engine::Options;
 use manager::engine::machines::{self, Hypervisor};
-use manager::id::MachineId;
+use manager::id::{MachineId, TenantId};
 use manager::libvirt::Source;
 use manager::request::Request;
 use manager::spec::{MachineSpec, Node};
@@ -56,7 +56,7 @@ fn machine(daemon: &Daemon) -> MachineId {
     let text = "format = 1\nname = 'train-1'\nvcpus = 1\nmemory = '1GiB'\n[[disk]]\nvolume = 'tank/a'\n[[device]]\nkind = 'gpu'\n";
     let spec = MachineSpec::parse(Node::from_toml(text).unwrap()).unwrap();
     let machine = MachineId(spec.uuid);
-    done(daemon, Request::CreateMachine { spec: Box::new(spec) });
+    done(daemon, Request::CreateMachine { tenant: TenantId::BUILT_IN, spec: Box::new(spec) });
     done(daemon, Request::StartMachine(machine));
     machine
 }

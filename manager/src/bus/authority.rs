@@ -1,7 +1,7 @@
 //! Who may do what: polkit is asked about the caller, before anything is looked up.
 //!
-//! Properties and the list of objects are for the circle that sees everything: root, the user the daemon runs as, and members of
-//! group `gpuward`. Methods need a polkit action each. Nothing here runs on the engine.
+//! Two circles. Root, the user the daemon runs as and members of group `gpuward` see everything; a tenant's owners see what is the
+//! tenant's. Methods need a polkit action each; to what is the caller's own tenant's it is `use-own`. Nothing here runs on the engine.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,8 +19,12 @@ use crate::failure::{ErrorKind, Failure};
 pub enum Action {
     /// Look at devices, machines and jobs.
     Inspect,
-    /// Create, start, stop, kill and remove machines; claim devices for others' domains, and end such claims.
+    /// Everything with machines and claims of a tenant that the caller owns.
+    UseOwn,
+    /// Create, start, stop, kill and remove machines of any tenant; claim devices for others' domains, and end such claims.
     ManageMachines,
+    /// Make, change and remove tenants.
+    ManageTenants,
     /// Move devices between the host and the pool.
     Assign,
     /// Reset devices of the pool.
@@ -35,14 +39,25 @@ pub enum Action {
 
 impl Action {
     /// Every action.
-    pub const ALL: [Self; 7] =
-        [Self::Inspect, Self::ManageMachines, Self::Assign, Self::Reset, Self::ClearQuarantine, Self::Force, Self::Configure];
+    pub const ALL: [Self; 9] = [
+        Self::Inspect,
+        Self::UseOwn,
+        Self::ManageMachines,
+        Self::ManageTenants,
+        Self::Assign,
+        Self::Reset,
+        Self::ClearQuarantine,
+        Self::Force,
+        Self::Configure,
+    ];
 
     /// Its name for polkit.
     pub fn id(self) -> &'static str {
         match self {
             Self::Inspect => "org.gpuward.inspect",
+            Self::UseOwn => "org.gpuward.use-own",
             Self::ManageMachines => "org.gpuward.manage-machines",
+            Self::ManageTenants => "org.gpuward.manage-tenants",
             Self::Assign => "org.gpuward.assign",
             Self::Reset => "org.gpuward.reset",
             Self::ClearQuarantine => "org.gpuward.clear-quarantine",
@@ -56,6 +71,15 @@ impl Action {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
     pub(super) uid: u32,
+}
+
+/// Who calls, as the bus knows it.
+#[derive(Clone, Debug)]
+pub(super) struct Who {
+    pub(super) uid: u32,
+    pub(super) groups: Vec<u32>,
+    /// Whether they see everything.
+    pub(super) sees_everything: bool,
 }
 
 /// How long polkit may take, without and with a person to be asked.
@@ -81,7 +105,18 @@ impl Authority {
     /// # Errors
     /// `NotAuthorized`, with no word about what the call was about.
     pub(super) async fn check(&self, header: &Header<'_>, action: Action, details: &[(&str, &str)]) -> Result<Caller, Failure> {
-        let uid = self.credentials(header).await?.unix_user_id().ok_or_else(|| nobody("it names no user"))?;
+        let uid = self.who(header).await?.uid;
+        self.check_uid(header, uid, action, details).await
+    }
+
+    /// As [`Self::check`], of a caller who is known.
+    pub(super) async fn check_uid(
+        &self,
+        header: &Header<'_>,
+        uid: u32,
+        action: Action,
+        details: &[(&str, &str)],
+    ) -> Result<Caller, Failure> {
         if uid == 0 {
             return Ok(Caller { uid });
         }
@@ -92,17 +127,15 @@ impl Authority {
         }
     }
 
-    /// Whether the caller of `header` sees everything.
+    /// Who calls.
     ///
     /// # Errors
-    /// `NotAuthorized`, the same for every object.
-    pub(super) async fn sees_everything(&self, header: &Header<'_>) -> Result<(), Failure> {
+    /// `NotAuthorized` where the bus does not say.
+    pub(super) async fn who(&self, header: &Header<'_>) -> Result<Who, Failure> {
         let credentials = self.credentials(header).await?;
-        if is_in_circle(&credentials) {
-            return Ok(());
-        }
-        Err(Failure::new(ErrorKind::NotAuthorized, "you are not authorised to look at this")
-            .remedy("ask an administrator to add you to the group gpuward"))
+        let uid = credentials.unix_user_id().ok_or_else(|| nobody("it names no user"))?;
+        let sees_everything = is_in_circle(&credentials);
+        Ok(Who { uid, groups: credentials.unix_group_ids().cloned().unwrap_or_default(), sees_everything })
     }
 
     async fn credentials(&self, header: &Header<'_>) -> Result<ConnectionCredentials, Failure> {
@@ -145,6 +178,12 @@ fn group_id(groups: &str) -> Option<u32> {
 
 fn read(file: &str) -> String {
     std::fs::read_to_string(file).unwrap_or_default()
+}
+
+/// What is answered to whoever may not look at what is no tenant's.
+pub(super) fn not_yours() -> Failure {
+    Failure::new(ErrorKind::NotAuthorized, "you are not authorised to look at this")
+        .remedy("ask an administrator to add you to the group gpuward")
 }
 
 fn nobody(reason: &str) -> Failure {

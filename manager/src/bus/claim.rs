@@ -5,16 +5,17 @@ use std::sync::Arc;
 use zbus::interface;
 use zbus::message::Header;
 
-use super::authority::Action;
+use super::authority::{Action, Caller};
 use super::device::hostdev_xml;
 use super::dict::{Options, Received};
 use super::error::BusError;
+use super::guard::{Belongs, Owned};
 use super::paths::{self, Path};
 use super::service::{Conditions, Service};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::{ClaimId, TenantId};
 use crate::request::Request;
-use crate::view::ClaimView;
+use crate::view::{ClaimView, View};
 
 /// `org.gpuward1.Claim`
 pub(super) struct Claim {
@@ -26,6 +27,16 @@ impl Claim {
     fn of<T: Default>(&self, fact: impl FnOnce(&ClaimView) -> T) -> T {
         self.service.view().claims.get(&self.id).map(fact).unwrap_or_default()
     }
+
+    async fn check(&self, header: &Header<'_>, action: Action) -> Result<Caller, Failure> {
+        self.service.check_own(header, (action, self.belongs(&self.service.view())), &self.id.to_string()).await
+    }
+}
+
+impl Owned for Claim {
+    fn belongs(&self, view: &View) -> Belongs {
+        Belongs::ToTenant(view.claims.get(&self.id).map(|claim| claim.tenant), None)
+    }
 }
 
 #[interface(name = "org.gpuward1.Claim")]
@@ -33,7 +44,7 @@ impl Claim {
     /// The `<hostdev>` elements of its devices, for a libvirt domain. No options. Polkit action: `org.gpuward.inspect`.
     #[zbus(name = "GetHostdevXML", out_args("xml"))]
     async fn get_hostdev_xml(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<String, BusError> {
-        self.service.check(&header, Action::Inspect, &self.id.to_string()).await?;
+        self.check(&header, Action::Inspect).await?;
         Options::new(options)?.done()?;
         let devices = self.of(|claim| claim.devices.clone());
         let elements = devices.into_iter().map(hostdev_xml).collect::<Result<Vec<_>, Failure>>()?;
@@ -49,7 +60,7 @@ impl Claim {
     /// Polkit action: `org.gpuward.manage-machines`.
     #[zbus(out_args("job"))]
     async fn release(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
-        let caller = self.service.check(&header, Action::ManageMachines, &self.id.to_string()).await?;
+        let caller = self.check(&header, Action::ManageMachines).await?;
         let mut options = Options::new(options)?;
         let (epoch, conditions) = (options.number("epoch")?, Conditions::take(&mut options)?);
         options.done()?;

@@ -123,6 +123,12 @@ pub(super) fn node_of(value: &Variant<'_>, key: &str) -> Result<Node, Failure> {
     })
 }
 
+/// A specification as the tree that is parsed.
+pub(super) fn tree_of(spec: &Received) -> Result<Node, Failure> {
+    let entries = spec.iter().map(|(key, value)| Ok((key.clone(), node_of(value, key)?)));
+    Ok(Node::Table(entries.collect::<Result<_, Failure>>()?))
+}
+
 fn byte_of(value: &Variant<'_>) -> Option<u8> {
     if let Variant::U8(byte) = value { Some(*byte) } else { None }
 }

@@ -1,8 +1,8 @@
 //! Failures as errors of the bus: `org.gpuward1.Error.<kind>` with the body `(s message, a{sv} {why as, remedy s})`.
 
-use zbus::DBusError;
 use zbus::message::{Header, Message};
 use zbus::names::ErrorName;
+use zbus::{DBusError, fdo};
 
 use super::dict::Dict;
 use crate::failure::{ErrorKind, Failure};
@@ -12,6 +12,12 @@ use crate::failure::{ErrorKind, Failure};
 pub struct BusError {
     failure: Failure,
     name: String,
+}
+
+/// What the bus answers about a path without an object.
+pub(super) fn no_object(call: Option<&Header<'_>>) -> fdo::Error {
+    let path = call.and_then(|call| call.path()).map(|path| path.as_str()).unwrap_or_default();
+    fdo::Error::UnknownObject(format!("Unknown object '{path}'"))
 }
 
 impl From<Failure> for BusError {

@@ -1,27 +1,71 @@
-//! Reading is for those who see everything: one check before any property of any object, and before the list of objects.
+//! Reading is for those who may see an object: one check before any property of any object, and before the list of objects.
+//!
+//! What is a tenant's is seen by those who see everything and by its owners. To anybody else it looks as if it were not there, whatever
+//! is asked of it: existence is not told.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use zbus::fdo::ObjectManager;
 use zbus::message::{Header, Message};
 use zbus::names::{InterfaceName, MemberName};
 use zbus::object_server::{DispatchResult, Interface, SignalEmitter};
 use zbus::{BoxDBusError, Connection, ObjectServer, OwnedVariant, Variant, fdo};
 
-use super::error::BusError;
+use super::authority::{Action, Who, not_yours};
+use super::device::{Device, Sriov, VirtualFunction};
+use super::error::{BusError, no_object};
+use super::group::IommuGroup;
+use super::manager::Manager;
 use super::service::Service;
 use crate::failure::Failure;
+use crate::id::TenantId;
+use crate::view::View;
 
-/// An interface whose properties only those read who see everything.
+/// Whose an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Belongs {
+    /// The host's: seen by those who see everything.
+    ToHost,
+    /// A tenant's (`None`: one that is not known, or of none), and whoever started it where it is a job.
+    ToTenant(Option<TenantId>, Option<u32>),
+}
+
+impl Belongs {
+    /// Whether it is this caller's own.
+    pub(super) fn is_own(self, view: &View, who: &Who) -> bool {
+        match self {
+            Self::ToHost => false,
+            Self::ToTenant(tenant, uid) => uid == Some(who.uid) || tenant.is_some_and(|tenant| view.is_owner(tenant, who.uid, &who.groups)),
+        }
+    }
+}
+
+/// An object that is somebody's.
+pub(super) trait Owned {
+    /// Whose it is.
+    fn belongs(&self, _view: &View) -> Belongs {
+        Belongs::ToHost
+    }
+}
+
+impl Owned for ObjectManager {}
+impl Owned for Manager {}
+impl Owned for Device {}
+impl Owned for Sriov {}
+impl Owned for VirtualFunction {}
+impl Owned for IommuGroup {}
+
+/// An interface whose properties only those read who may see the object.
 ///
 /// The daemon's own reads, for signals, come without a message and are not asked about: the bus gives signals only to those
 /// who see everything.
 pub(super) struct Guarded<I> {
     pub(super) inner: I,
     service: Arc<Service>,
-    /// Whether calls of methods are guarded too; else each method asks for itself.
+    /// Whether calls of the host's methods are guarded too; else each method asks for itself.
     calls: bool,
 }
 
@@ -37,14 +81,50 @@ impl<I> Guarded<I> {
     }
 }
 
-async fn allowed(service: &Arc<Service>, header: Option<&Header<'_>>) -> Result<(), Failure> {
+/// Why a caller does not get an answer.
+enum Refused {
+    /// The object is the host's.
+    NotYours(Failure),
+    /// The object is a tenant's: there is none for this caller.
+    NoObject(fdo::Error),
+}
+
+impl Refused {
+    fn into_error(self) -> BoxDBusError {
+        match self {
+            Self::NotYours(failure) => Box::new(BusError::from(failure)),
+            Self::NoObject(error) => Box::new(error),
+        }
+    }
+}
+
+// Not polkit, which may wait for a person: properties are read under the object server's lock.
+async fn allowed(service: &Service, belongs: Belongs, header: Option<&Header<'_>>) -> Result<(), Refused> {
     let Some(header) = header else { return Ok(()) };
-    // Not polkit, which may wait for a person: properties are read under the object server's lock.
-    service.authority.sees_everything(header).await
+    let who = service.authority.who(header).await.map_err(Refused::NotYours)?;
+    if who.sees_everything || belongs.is_own(&service.view(), &who) {
+        return Ok(());
+    }
+    match belongs {
+        Belongs::ToHost => Err(Refused::NotYours(not_yours())),
+        Belongs::ToTenant(..) => Err(Refused::NoObject(no_object(Some(header)))),
+    }
+}
+
+// Whoever may not see a tenant's object may not call its methods either; polkit may let them see it.
+async fn may_call(service: &Service, belongs: Belongs, header: &Header<'_>) -> Result<(), Refused> {
+    let refused = match allowed(service, belongs, Some(header)).await {
+        Err(Refused::NoObject(error)) => error,
+        seen => return seen,
+    };
+    match service.check(header, Action::Inspect, "object").await {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Refused::NoObject(refused)),
+    }
 }
 
 #[async_trait]
-impl<I: Interface> Interface for Guarded<I> {
+impl<I: Interface + Owned> Interface for Guarded<I> {
     fn name() -> InterfaceName<'static> {
         I::name()
     }
@@ -57,9 +137,10 @@ impl<I: Interface> Interface for Guarded<I> {
         header: Option<&Header<'_>>,
         emitter: &SignalEmitter<'_>,
     ) -> Option<Result<OwnedVariant, BoxDBusError>> {
-        match allowed(&self.service, header).await {
+        let belongs = self.inner.belongs(&self.service.view());
+        match allowed(&self.service, belongs, header).await {
             Ok(()) => self.inner.get(property, server, connection, header, emitter).await,
-            Err(failure) => Some(Err(Box::new(BusError::from(failure)))),
+            Err(refused) => Some(Err(refused.into_error())),
         }
     }
 
@@ -70,7 +151,11 @@ impl<I: Interface> Interface for Guarded<I> {
         header: Option<&Header<'_>>,
         emitter: &SignalEmitter<'_>,
     ) -> fdo::Result<HashMap<String, OwnedVariant>> {
-        allowed(&self.service, header).await.map_err(|failure| fdo::Error::AccessDenied(failure.message))?;
+        let belongs = self.inner.belongs(&self.service.view());
+        allowed(&self.service, belongs, header).await.map_err(|refused| match refused {
+            Refused::NotYours(failure) => fdo::Error::AccessDenied(failure.message),
+            Refused::NoObject(error) => error,
+        })?;
         self.inner.get_all(server, connection, header, emitter).await
     }
 
@@ -95,13 +180,15 @@ impl<I: Interface> Interface for Guarded<I> {
     ) -> DispatchResult<'call> {
         let call = self.inner.call(server, connection, message, name);
         let DispatchResult::Async(answer) = call else { return call };
-        if !self.calls {
+        let belongs = self.inner.belongs(&self.service.view());
+        if belongs == Belongs::ToHost && !self.calls {
             return DispatchResult::Async(answer);
         }
         DispatchResult::Async(Box::pin(async move {
-            let refused = allowed(&self.service, Some(&message.header())).await;
-            refused.map_err(|failure| Box::new(BusError::from(failure)) as BoxDBusError)?;
-            answer.await
+            match may_call(&self.service, belongs, &message.header()).await {
+                Ok(()) => answer.await,
+                Err(refused) => Err(refused.into_error()),
+            }
         }))
     }
 

@@ -8,13 +8,14 @@ use zbus::message::Header;
 use super::authority::Action;
 use super::dict::{Dict, Options, Received};
 use super::error::BusError;
+use super::guard::{Belongs, Owned};
 use super::manager::Answer;
 use super::paths::{self, Path};
 use super::service::{Service, stopping};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
 use crate::request::Ask;
-use crate::view::{JobState, JobView};
+use crate::view::{JobState, JobView, View};
 
 /// `org.gpuward1.Job`
 pub(super) struct Job {
@@ -32,6 +33,17 @@ impl Job {
     }
 }
 
+impl Owned for Job {
+    fn belongs(&self, view: &View) -> Belongs {
+        of_job(view, self.id)
+    }
+}
+
+/// Whose a job is: its tenant's, and that of whoever asked for it.
+pub(super) fn of_job(view: &View, id: JobId) -> Belongs {
+    view.jobs.get(&id).map_or(Belongs::ToTenant(None, None), |job| Belongs::ToTenant(job.tenant, Some(job.started_by_uid)))
+}
+
 #[interface(name = "org.gpuward1.Job")]
 impl Job {
     /// Stops it before its next change and rolls back what it did; a change under way is never broken off.
@@ -46,7 +58,7 @@ impl Job {
             "clear-quarantine" => Action::ClearQuarantine,
             _ => Action::Assign,
         };
-        self.service.check(&header, action, "job").await?;
+        self.service.check_own(&header, (action, self.belongs(&self.service.view())), "job").await?;
         let id = self.id;
         self.service.ask(|reply| Ask::Cancel(id, reply)).await.map_err(BusError::from)
     }
@@ -57,7 +69,7 @@ impl Job {
     /// Polkit action: `org.gpuward.inspect`.
     #[zbus(out_args("result"))]
     async fn wait(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Answer, BusError> {
-        self.service.check(&header, Action::Inspect, "job").await?;
+        self.service.check_own(&header, (Action::Inspect, self.belongs(&self.service.view())), "job").await?;
         let mut options = Options::new(options)?;
         let timeout = options.number("timeout")?;
         options.done()?;
@@ -109,7 +121,7 @@ impl Job {
         self.of(objects)
     }
 
-    /// What it made: `machine` (o), `claims` (ao), `claim` (o: where it is one); where it failed `error` (s), `message` (s), `why` (as), `remedy` (s).
+    /// What it made: `tenant` (o), `machine` (o), `claims` (ao), `claim` (o: where it is one); where it failed `error` (s), `message` (s), `why` (as), `remedy` (s).
     #[zbus(property)]
     fn result(&self) -> Answer {
         self.of(|job| result(job).into_map())
@@ -149,6 +161,9 @@ fn result(job: &JobView) -> Dict {
     let mut dict = Dict::new();
     if let Some(machine) = job.machine.filter(|_| job.state == JobState::Done) {
         dict.put("machine", paths::machine(machine));
+    }
+    if let Some(tenant) = job.tenant.filter(|_| job.kind == "tenant-create" && job.state == JobState::Done) {
+        dict.put("tenant", paths::tenant(tenant));
     }
     if !job.claims.is_empty() && job.state == JobState::Done {
         dict.put("claims", job.claims.iter().map(|claim| paths::claim(*claim)).collect::<Vec<_>>());

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use zbus::interface;
 use zbus::message::Header;
 
-use super::authority::Action;
+use super::authority::{Action, Caller};
 use super::dict::{Dict, Options, Received, of_failure};
 use super::error::BusError;
+use super::guard::{Belongs, Owned};
 use super::manager::Answer;
 use super::paths::{self, Path};
 use super::service::{Conditions, Service};
+use crate::failure::Failure;
 use crate::id::{MachineId, TenantId};
 use crate::request::Request;
-use crate::view::{MachineState, MachineView};
+use crate::view::{MachineState, MachineView, View};
 
 /// `org.gpuward1.Machine`
 pub(super) struct Machine {
@@ -26,9 +28,19 @@ impl Machine {
         self.service.view().machines.get(&self.id).map(fact).unwrap_or_default()
     }
 
+    async fn check(&self, header: &Header<'_>, action: Action) -> Result<Caller, Failure> {
+        self.service.check_own(header, (action, self.belongs(&self.service.view())), &self.id.to_string()).await
+    }
+
     async fn act(&self, header: &Header<'_>, request: Request, options: Received) -> Result<Path, BusError> {
-        let caller = self.service.check(header, Action::ManageMachines, &self.id.to_string()).await?;
+        let caller = self.check(header, Action::ManageMachines).await?;
         self.service.submit(caller, request, Conditions::only(options)?).await
+    }
+}
+
+impl Owned for Machine {
+    fn belongs(&self, view: &View) -> Belongs {
+        Belongs::ToTenant(view.machines.get(&self.id).map(|machine| machine.tenant), None)
     }
 }
 
@@ -69,7 +81,7 @@ impl Machine {
     /// The libvirt XML it runs with; empty while it is off. No options. Polkit action: `org.gpuward.inspect`.
     #[zbus(name = "GetDomainXML", out_args("xml"))]
     async fn get_domain_xml(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<String, BusError> {
-        self.service.check(&header, Action::Inspect, &self.id.to_string()).await?;
+        self.check(&header, Action::Inspect).await?;
         Options::new(options)?.done()?;
         Ok(self.of(|machine| machine.domain_xml.clone()))
     }

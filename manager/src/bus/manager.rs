@@ -8,18 +8,20 @@ use zbus::message::Header;
 use zbus::object_server::SignalEmitter;
 use zbus::{Connection, Variant, interface};
 
-use super::authority::Action;
+use super::authority::{Action, Caller};
 use super::clients;
-use super::dict::{Dict, Options, Received, node_of, shortened};
+use super::dict::{Dict, Options, Received, shortened, tree_of};
 use super::error::BusError;
+use super::guard::Belongs;
 use super::paths::{self, Path};
 use super::service::{Conditions, Service, parse_device};
 use crate::config::Use;
 use crate::doctor::{self, Finding};
 use crate::failure::{ErrorKind, Failure};
-use crate::id::{JobId, TenantId};
+use crate::id::{JobId, MachineId, TenantId};
 use crate::request::{Ask, Goal, PlanStep, Request};
-use crate::spec::{ClaimSpec, MachineSpec, Node};
+use crate::spec::{ClaimSpec, MachineSpec, TenantSpec};
+use crate::view::{MachineView, View};
 
 /// A dictionary on its way out.
 pub(super) type Answer = HashMap<String, Variant<'static>>;
@@ -28,7 +30,29 @@ pub(super) type Answer = HashMap<String, Variant<'static>>;
 pub(super) struct Manager(pub(super) Arc<Service>);
 
 /// What this daemon can do beyond version 1.0 of the interface; grows with what is added.
-const FEATURES: [&str; 6] = ["assign", "claims", "doctor", "machines", "reset", "vfs"];
+const FEATURES: [&str; 7] = ["assign", "claims", "doctor", "machines", "reset", "tenants", "vfs"];
+
+impl Manager {
+    /// The tenant with this name, for a caller who may do `action` for it. To others absent and foreign ones are alike.
+    async fn tenant(&self, header: &Header<'_>, action: Action, name: &str) -> Result<(Caller, TenantId), Failure> {
+        let found = self.0.view().tenant_called(name);
+        let caller = self.0.check_own(header, (action, Belongs::ToTenant(found, None)), shortened(name)).await?;
+        Ok((caller, found.ok_or_else(|| no_tenant(name))?))
+    }
+
+    /// The tenants whose machines the caller may list; `None`: all.
+    async fn own_tenants(&self, header: &Header<'_>) -> Result<Option<BTreeSet<TenantId>>, Failure> {
+        let who = self.0.authority.who(header).await?;
+        let view = self.0.view();
+        let own: BTreeSet<_> = view.tenants.keys().filter(|id| view.is_owner(**id, who.uid, &who.groups)).copied().collect();
+        if who.sees_everything || own.is_empty() {
+            self.0.check(header, Action::Inspect, "machines").await?;
+            return Ok(None);
+        }
+        self.0.check(header, Action::UseOwn, "machines").await?;
+        Ok(Some(own))
+    }
+}
 
 #[interface(name = "org.gpuward1.Manager")]
 impl Manager {
@@ -94,67 +118,87 @@ impl Manager {
         Ok(devices.into_iter().map(paths::device).collect())
     }
 
-    /// The machine of a tenant, both by name. Polkit action: `org.gpuward.inspect`.
+    /// The tenant with this name. Polkit action: `org.gpuward.inspect`; `org.gpuward.use-own` for owners.
+    #[zbus(out_args("tenant"))]
+    async fn get_tenant(&self, name: &str, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
+        Ok(paths::tenant(self.tenant(&header, Action::Inspect, name).await?.1))
+    }
+
+    /// The machine of a tenant, both by name. Polkit action: `org.gpuward.inspect`; `org.gpuward.use-own` for owners.
     #[zbus(out_args("machine"))]
     async fn get_machine(&self, tenant: &str, name: &str, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
-        self.0.check(&header, Action::Inspect, name).await?;
-        only_tenant(tenant)?;
+        let id = self.tenant(&header, Action::Inspect, tenant).await?.1;
         let view = self.0.view();
-        let found = view.machines.iter().find(|(_, machine)| machine.name == name);
+        let found = view.machines.iter().find(|(_, machine)| machine.tenant == id && machine.name == name);
         let absent = || Failure::new(ErrorKind::NoSuchMachine, format!("tenant {tenant} has no machine {:?}", shortened(name)));
         found
             .map(|(id, _)| paths::machine(*id))
             .ok_or_else(|| absent().remedy("`gpuward machine list` shows the machines there are").into())
     }
 
-    /// Every machine: `machine` (o), `name` (s), `tenant` (s), `state` (s). No options. Polkit action: `org.gpuward.inspect`.
+    /// Every machine that the caller may see, an owner those of their tenants: `machine` (o), `name` (s), `tenant` (s), `state` (s).
+    ///
+    /// No options. Polkit action: `org.gpuward.inspect`; `org.gpuward.use-own` for owners.
     #[zbus(out_args("machines"))]
     async fn list_machines(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Vec<Answer>, BusError> {
-        self.0.check(&header, Action::Inspect, "machines").await?;
+        let own = self.own_tenants(&header).await?;
         Options::new(options)?.done()?;
-        let list = |(id, machine): (&crate::id::MachineId, &crate::view::MachineView)| {
-            let mut dict = Dict::new();
-            dict.put("machine", paths::machine(*id)).put("name", machine.name.clone());
-            dict.put("tenant", TenantId::BUILT_IN_NAME.to_owned()).put("state", super::machine::word(machine.state));
-            dict.into_map()
-        };
-        Ok(self.0.view().machines.iter().map(list).collect())
+        let view = self.0.view();
+        Ok(machines_of(&view, |tenant| own.as_ref().is_none_or(|own| own.contains(&tenant))))
+    }
+
+    /// Records a tenant: who may act for it, and what it may have.
+    ///
+    /// The specification has `format` (u: 1), `name` (s), `uuid` (s: its path is known beforehand then), `owners` (a{sv}: `users` au,
+    /// `groups` au), `trust-domain` (s), `minimum-isolation` (s), `share-gpu` (s), `networks` (as), `pools` (as) and `quota` (a{sv}: `gpus`,
+    /// `vfs`, `machines`, `vcpus` u, `memory` t; or `unlimited` s). `docs/tenants.md` says what each means; a key of the quota that is
+    /// missing allows nothing. Options: `request-id` (s), `if-generation` (t). The job's `Result` has `tenant` (o).
+    ///
+    /// Refusals: InvalidSpec, NameTaken, HostNotReady, Conflict, TooMany. Polkit action: `org.gpuward.manage-tenants`.
+    #[zbus(out_args("job"))]
+    async fn create_tenant(&self, spec: Received, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
+        let caller = self.0.check(&header, Action::ManageTenants, "create").await?;
+        let conditions = Conditions::only(options)?;
+        let (id, spec) = TenantSpec::parse(tree_of(&spec)?)?;
+        let request = Request::CreateTenant { tenant: id.unwrap_or_else(TenantId::random), spec: Box::new(spec) };
+        self.0.submit(caller, request, conditions).await
     }
 
     /// Records a machine, off; nothing is claimed before it starts, unless it holds its claims while it is defined.
     ///
     /// The specification has the keys of `docs/machine-spec.md`; unknown keys are refused by their full path, at most 256 KiB.
-    /// Options: `tenant` (s: `default`), `request-id` (s), `if-generation` (t). The job's `Result` has `machine` (o).
+    /// Options: `tenant` (s: its name, default `default`), `request-id` (s), `if-generation` (t). The job's `Result` has `machine` (o).
     ///
-    /// Refusals: InvalidSpec, NotSupported, LevelRefused, NoSuchTenant, NameTaken, HostNotReady, Conflict, TooMany.
-    /// Polkit actions: `org.gpuward.manage-machines`; host paths, bridges and kernels need `org.gpuward.configure` too.
+    /// Refusals: InvalidSpec, NotSupported, LevelRefused, QuotaExceeded, NoSuchTenant, NameTaken, HostNotReady, Conflict, TooMany;
+    /// NotAuthorized for networks and pools that are not the tenant's.
+    /// Polkit actions: `org.gpuward.manage-machines`, `org.gpuward.use-own` for owners; host paths, bridges and kernels need `org.gpuward.configure` too.
     #[zbus(out_args("job"))]
     async fn create_machine(&self, spec: Received, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
-        let caller = self.0.check(&header, Action::ManageMachines, "create").await?;
+        let (caller, tenant) = self.tenant(&header, Action::ManageMachines, named_tenant(&options)).await?;
         let mut options = Options::new(options)?;
-        let (tenant, conditions) = (options.text("tenant")?, Conditions::take(&mut options)?);
+        let conditions = Conditions::take(&mut options)?;
+        options.text("tenant")?;
         options.done()?;
-        only_tenant(tenant.as_deref().unwrap_or(TenantId::BUILT_IN_NAME))?;
         let spec = MachineSpec::parse(tree_of(&spec)?)?;
         if let Some(key) = spec.needs_administrator() {
             let named = |failure: Failure| failure.because(format!("{key} names what libvirt would open as root"));
             self.0.check(&header, Action::Configure, &key).await.map_err(named)?;
         }
-        self.0.submit(caller, Request::CreateMachine { spec: Box::new(spec) }, conditions).await
+        self.0.submit(caller, Request::CreateMachine { tenant, spec: Box::new(spec) }, conditions).await
     }
 
     /// Claims devices for a domain that another manager runs: libvirt's hook then lets exactly that domain start with them.
     ///
-    /// `request` has `devices` (aa{sv}: wishes, with the keys of `[[device]]` in `docs/machine-spec.md`), `domain-uuid` (s), `tenant` (s:
-    /// `default`), `release` (s: what ends the claims: `manual`, the default, only `Claim.Release`; `domain-stopped`, the domain ran and
+    /// `request` has `devices` (aa{sv}: wishes, with the keys of `[[device]]` in `docs/machine-spec.md`), `domain-uuid` (s), `tenant` (s: its
+    /// name, default `default`), `release` (s: what ends the claims: `manual`, the default, only `Claim.Release`; `domain-stopped`, the domain ran and
     /// is gone; `client-gone`, the caller's connection has left the bus) and `ttl` (u: seconds after which they end in any case; 0,
     /// the default: never). Whatever ends a claim, its devices are given to nobody else while a process holds them, and are sanitised
     /// then. A domain that stops or is undefined keeps its `manual` claim.
     ///
     /// Options: `request-id` (s), `if-generation` (t). The job's `Result` has `claims` (ao), one a bundle, and `claim` (o) where it is one.
-    /// Refusals: InvalidSpec, NoSuchTenant, NoSuchDevice, NoFit, AlreadyClaimed, Conflict, HostNotReady, TooMany.
+    /// Refusals: InvalidSpec, NoSuchTenant, LevelRefused, QuotaExceeded, NoSuchDevice, NoFit, AlreadyClaimed, Conflict, HostNotReady, TooMany.
     ///
-    /// Polkit action: `org.gpuward.manage-machines`.
+    /// Polkit action: `org.gpuward.manage-machines`; `org.gpuward.use-own` for owners.
     #[zbus(out_args("job"))]
     async fn claim(
         &self,
@@ -163,12 +207,11 @@ impl Manager {
         #[zbus(header)] header: Header<'_>,
         #[zbus(connection)] connection: &Connection,
     ) -> Result<Path, BusError> {
-        let caller = self.0.check(&header, Action::ManageMachines, "claim").await?;
+        let (caller, tenant) = self.tenant(&header, Action::ManageMachines, named_tenant(&request)).await?;
         let conditions = Conditions::only(options)?;
         let spec = ClaimSpec::parse(tree_of(&request)?)?;
-        only_tenant(&spec.tenant)?;
         let client = clients::caller(&header, connection)?;
-        self.0.submit(caller, Request::Claim { spec, client }, conditions).await
+        self.0.submit(caller, Request::Claim { tenant, spec, client }, conditions).await
     }
 
     /// Observes the host anew. Options: `request-id` (s), `if-generation` (t). Polkit action: `org.gpuward.inspect`.
@@ -195,8 +238,8 @@ impl Manager {
     /// How a job ended, for a client that came late: what `Job.Wait` answers, with the state of one that is not over. Polkit action: `org.gpuward.inspect`.
     #[zbus(out_args("result"))]
     async fn get_job_result(&self, job: u64, #[zbus(header)] header: Header<'_>) -> Result<Answer, BusError> {
-        self.0.check(&header, Action::Inspect, "job").await?;
         let view = self.0.view();
+        self.0.check_own(&header, (Action::Inspect, super::job::of_job(&view, JobId(job))), "job").await?;
         let absent = || Failure::new(ErrorKind::Conflict, format!("there is no job {job} any more")).remedy("the last jobs are kept");
         Ok(super::job::outcome(view.jobs.get(&JobId(job)).ok_or_else(absent)?))
     }
@@ -255,16 +298,29 @@ impl Manager {
     }
 }
 
-fn tree_of(spec: &Received) -> Result<Node, Failure> {
-    let entries = spec.iter().map(|(key, value)| Ok((key.clone(), node_of(value, key)?)));
-    Ok(Node::Table(entries.collect::<Result<_, Failure>>()?))
+/// The machines of some tenants, for a list.
+pub(super) fn machines_of(view: &View, wanted: impl Fn(TenantId) -> bool) -> Vec<Answer> {
+    let list = |(id, machine): (&MachineId, &MachineView)| {
+        let tenant = view.tenants.get(&machine.tenant).map(|tenant| tenant.spec.name.clone()).unwrap_or_default();
+        let mut dict = Dict::new();
+        dict.put("machine", paths::machine(*id)).put("name", machine.name.clone());
+        dict.put("tenant", tenant).put("state", super::machine::word(machine.state));
+        dict.into_map()
+    };
+    view.machines.iter().filter(|(_, machine)| wanted(machine.tenant)).map(list).collect()
 }
 
-fn only_tenant(name: &str) -> Result<(), Failure> {
-    let known = name == TenantId::BUILT_IN_NAME;
-    let absent =
-        || Failure::new(ErrorKind::NoSuchTenant, format!("there is no tenant {:?}; there is {}", shortened(name), TenantId::BUILT_IN_NAME));
-    known.then_some(()).ok_or_else(absent)
+// Read before anything else is: who may not act for it learns nothing about the rest. What is no text is refused later, by its key.
+fn named_tenant(received: &Received) -> &str {
+    match received.get("tenant").map(|value| -> &Variant<'static> { value }) {
+        Some(Variant::Str(name)) => name.as_str(),
+        Some(_) | None => TenantId::BUILT_IN_NAME,
+    }
+}
+
+fn no_tenant(name: &str) -> Failure {
+    let failure = Failure::new(ErrorKind::NoSuchTenant, format!("there is no tenant {:?}", shortened(name)));
+    failure.remedy("`gpuward tenant list` shows the tenants there are")
 }
 
 fn parse_goals(goals: Vec<Received>) -> Result<Vec<Goal>, Failure> {

@@ -16,12 +16,13 @@ use super::claim::Claim;
 use super::device::{Device, Sriov, VirtualFunction, traits};
 use super::dict::Dict;
 use super::group::IommuGroup;
-use super::guard::Guarded;
+use super::guard::{Guarded, Owned};
 use super::job::{self, Job};
 use super::machine::Machine;
 use super::manager::Manager;
 use super::paths::{self, ENTRY, Path};
 use super::service::Service;
+use super::tenant::Tenant;
 use crate::view::{Event, EventKind, Update, View};
 
 type Properties = HashMap<String, OwnedVariant>;
@@ -67,10 +68,12 @@ impl Publisher {
         self.manager(&before, now).await?;
         // What others refer to comes before them and leaves after them: a property never names an object that is not there.
         self.groups(&before, now).await?;
+        self.tenants(&before, now).await?;
         self.claims(&before, now).await?;
         self.machines(&before, now).await?;
         self.devices(&before, now).await?;
         self.claims_released(&before, now).await?;
+        self.tenants_removed(&before, now).await?;
         self.jobs(&before, now).await?;
         let emitter = SignalEmitter::new(&self.connection, ENTRY)?;
         for event in &update.events {
@@ -172,6 +175,25 @@ impl Publisher {
         Ok(())
     }
 
+    async fn tenants(&mut self, before: &View, now: &View) -> zbus::Result<()> {
+        for (id, tenant) in &now.tenants {
+            let path = paths::tenant(*id);
+            match before.tenants.get(id) {
+                None => self.add(&path, Tenant { service: self.service.clone(), id: *id }).await?,
+                Some(old) if old != tenant => self.changed::<Tenant>(&path).await?,
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    async fn tenants_removed(&mut self, before: &View, now: &View) -> zbus::Result<()> {
+        for id in before.tenants.keys().filter(|id| !now.tenants.contains_key(id)) {
+            self.remove::<Tenant>(&paths::tenant(*id)).await?;
+        }
+        Ok(())
+    }
+
     async fn machines(&mut self, before: &View, now: &View) -> zbus::Result<()> {
         for id in before.machines.keys().filter(|id| !now.machines.contains_key(id)) {
             self.remove::<Machine>(&paths::machine(*id)).await?;
@@ -261,7 +283,7 @@ impl Publisher {
 }
 
 /// An interface that is published.
-trait Published: Interface {
+trait Published: Interface + Owned {
     const NAME: &'static str;
     /// Properties whose change is not announced.
     const SILENT: &'static [&'static str] = &[];
@@ -290,6 +312,10 @@ impl Published for IommuGroup {
 
 impl Published for Claim {
     const NAME: &'static str = "Claim";
+}
+
+impl Published for Tenant {
+    const NAME: &'static str = "Tenant";
 }
 
 impl Published for Machine {

@@ -9,6 +9,7 @@ use zbus::message::Header;
 use super::authority::{Action, Authority, Caller};
 use super::dict::{Options, Received};
 use super::error::BusError;
+use super::guard::Belongs;
 use super::paths::{self, Path};
 use crate::engine::EngineHandle;
 use crate::failure::{ErrorKind, Failure};
@@ -63,6 +64,18 @@ impl Service {
     /// Whether the caller may do `action`, to `what`.
     pub(super) async fn check(&self, header: &Header<'_>, action: Action, what: &str) -> Result<Caller, Failure> {
         self.authority.check(header, action, &[("object", what)]).await
+    }
+
+    /// Whether the caller may do `action` to `what`: to what is their own `use-own` is enough.
+    pub(super) async fn check_own(&self, header: &Header<'_>, (action, belongs): (Action, Belongs), what: &str) -> Result<Caller, Failure> {
+        let who = self.authority.who(header).await?;
+        let details = [("object", what)];
+        if belongs.is_own(&self.view(), &who)
+            && let Ok(caller) = self.authority.check_uid(header, who.uid, Action::UseOwn, &details).await
+        {
+            return Ok(caller);
+        }
+        self.authority.check_uid(header, who.uid, action, &details).await
     }
 
     /// Hands a change to the engine and gives the path of its job, which is on the bus by then.

@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::jobs::{Concern, Job};
-use super::{Engine, devices, external, machines, now, quarantine};
+use super::{Engine, devices, external, machines, now, quarantine, tenants};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
 use crate::ledger::NamedRequest;
@@ -33,8 +33,11 @@ impl Engine {
             Request::ClearQuarantine(device) => quarantine::admit_clearing(self, *device)?,
             Request::Recover(device) => quarantine::admit_recovery(self, *device)?,
             Request::Rescan => Concern { kind: "rescan", ..Concern::default() },
-            Request::Claim { spec, .. } => external::admit_claim(self, spec)?,
+            Request::Claim { tenant, spec, .. } => external::admit_claim(self, *tenant, spec)?,
             Request::ReleaseClaim { claim, epoch } => external::admit_release(self, *claim, *epoch)?,
+            Request::CreateTenant { .. } | Request::SetTenant { .. } | Request::RemoveTenant(_) => {
+                tenants::admit(self, &submission.request)?
+            }
             Request::CreateMachine { .. }
             | Request::StartMachine(_)
             | Request::StopMachine(_)
@@ -95,7 +98,9 @@ impl Engine {
         let view = self.publisher.last();
         let devices = concern.devices.iter().filter_map(|device| view.devices.get(device)).map(|device| device.generation);
         let machine = concern.machine.and_then(|id| view.machines.get(&id)).map(|machine| machine.generation);
-        match devices.chain(machine).max() {
+        let of_tenant = concern.tenant.filter(|_| concern.kind.starts_with("tenant-"));
+        let tenant = of_tenant.and_then(|id| view.tenants.get(&id)).map(|tenant| tenant.generation);
+        match devices.chain(machine).chain(tenant).max() {
             Some(latest) if latest > asked => {
                 let message = format!("what this is about changed in generation {latest}, after generation {asked}");
                 Err(Failure::new(ErrorKind::Conflict, message).remedy("look at it again before you ask"))
@@ -142,12 +147,12 @@ impl Engine {
 fn digest(request: &Request) -> String {
     let mut request = request.clone();
     // A caller that names no UUID gets a new one each time it asks: it is not part of what was asked.
-    if let Request::CreateMachine { spec } = &mut request {
-        spec.uuid = uuid::Uuid::nil();
-    }
-    // Nor is the connection by which a caller asks: it may have a new one.
-    if let Request::Claim { client, .. } = &mut request {
-        client.clear();
+    match &mut request {
+        Request::CreateMachine { spec, .. } => spec.uuid = uuid::Uuid::nil(),
+        Request::CreateTenant { tenant, .. } => tenant.0 = uuid::Uuid::nil(),
+        // Nor is the connection by which a caller asks: it may have a new one.
+        Request::Claim { client, .. } => client.clear(),
+        _ => {}
     }
     let text = format!("{request:?}");
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()

@@ -9,9 +9,9 @@ use std::thread;
 use vfio::PciAddress;
 
 use super::worker::{Outcome, Worker};
-use super::{Engine, Message, devices, external, machines, now, quarantine, reboot};
+use super::{Engine, Message, devices, external, machines, now, quarantine, reboot, tenants};
 use crate::failure::{ErrorKind, Failure};
-use crate::id::{JobId, MachineId};
+use crate::id::{JobId, MachineId, TenantId};
 use crate::request::{Request, Submission};
 use crate::view::{JobState, JobView};
 
@@ -47,6 +47,7 @@ impl Job {
             step: String::new(),
             devices: Vec::new(),
             machine,
+            tenant: None,
             claims: Vec::new(),
             error: None,
             request_id: String::new(),
@@ -67,6 +68,7 @@ impl Job {
         let own = Self::own(concern.kind, concern.machine).view;
         let view = JobView {
             devices: concern.devices,
+            tenant: concern.tenant,
             request_id: submission.request_id,
             started_by_uid: submission.uid,
             cancelable: true,
@@ -88,6 +90,8 @@ pub(crate) struct Concern {
     pub devices: Vec<PciAddress>,
     /// A machine.
     pub machine: Option<MachineId>,
+    /// Whose it is, where it is a tenant's.
+    pub tenant: Option<TenantId>,
     /// May run beside another job on the same machine (a kill must not wait for a start).
     pub beside: bool,
 }
@@ -154,8 +158,11 @@ impl Engine {
             Request::ClearQuarantine(device) => quarantine::begin_clearing(self, id, device),
             Request::Recover(device) => quarantine::begin_recovery(self, id, device),
             Request::Rescan => Ok(Box::new(|_: &Worker| Outcome::done()) as Work),
-            Request::Claim { spec, client } => external::begin_claim(self, id, &spec, client),
+            Request::Claim { tenant, spec, client } => external::begin_claim(self, id, (tenant, &spec), client),
             Request::ReleaseClaim { claim, epoch } => external::begin_release(self, claim, epoch),
+            request @ (Request::CreateTenant { .. } | Request::SetTenant { .. } | Request::RemoveTenant(_)) => {
+                tenants::begin(self, request)
+            }
             request @ (Request::CreateMachine { .. }
             | Request::StartMachine(_)
             | Request::StopMachine(_)

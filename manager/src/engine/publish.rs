@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use vfio::{Function, PciAddress};
 
-use super::{Engine, Publish, external, machines, vfs};
+use super::{Engine, Publish, external, machines, tenants, vfs};
 use crate::config::Use;
 use crate::history;
 use crate::id::{ClaimId, JobId};
 use crate::ledger::{ClaimRecord, Quarantine, Standing};
 use crate::plan;
-use crate::view::{ClaimState, ClaimView, DeviceState, DeviceView, Event, EventKind, Restored, Subject, Update, View};
+use crate::view::{ClaimState, ClaimView, DeviceState, DeviceView, Event, EventKind, JobView, Restored, Subject, Update, View};
 
 /// Hands views to whoever publishes them, and remembers the last.
 pub(crate) struct Publisher {
@@ -73,6 +73,13 @@ impl Publisher {
                 machine.generation = view.generation;
             }
         }
+        for (id, tenant) in &mut view.tenants {
+            let before = self.last.tenants.get(id);
+            tenant.generation = before.map_or(view.generation, |old| old.generation);
+            if before.is_some_and(|old| *old != *tenant) {
+                tenant.generation = view.generation;
+            }
+        }
         self.last = Arc::new(view);
         let (events, ended) = (std::mem::take(&mut self.events), std::mem::take(&mut self.ended));
         (self.publish)(Update { view: self.last.clone(), events, ended });
@@ -89,9 +96,15 @@ impl Engine {
             inventory: self.inventory.clone(),
             devices: self.device_views(),
             claims: self.claim_views(),
+            tenants: tenants::views(self),
             machines: machines::views(self),
             restored: self.restoring.results.clone(),
-            jobs: self.jobs.0.iter().map(|(id, job)| (*id, job.view.clone())).collect(),
+            jobs: self
+                .jobs
+                .0
+                .iter()
+                .map(|(id, job)| (*id, JobView { tenant: tenants::of_job(self, &job.view), ..job.view.clone() }))
+                .collect(),
         };
         for (kind, device, reason) in happened(&self.publisher.last, &view) {
             self.remember(kind, device, &reason);

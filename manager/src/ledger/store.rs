@@ -13,6 +13,8 @@ use uuid::Uuid;
 use vfio::PciAddress;
 
 use super::{FORMAT, Format, Ledger};
+use crate::id::TenantId;
+use crate::spec::TenantSpec;
 
 /// A file of gpuward's own that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -102,7 +104,8 @@ pub fn load(state_dir: &Path) -> Result<Ledger, StoreFailed> {
     if found.major != FORMAT.major || found.minor > FORMAT.minor + 1 {
         return Err(StoreFailed::Foreign { path, found });
     }
-    let ledger: Ledger = serde_json::from_slice(&text).map_err(damaged)?;
+    let mut ledger: Ledger = serde_json::from_slice(&text).map_err(damaged)?;
+    ledger.tenants.entry(TenantId::BUILT_IN).or_insert_with(TenantSpec::built_in);
     // What a newer version added is not known here, nor written again.
     Ok(Ledger { format: FORMAT, ..ledger })
 }

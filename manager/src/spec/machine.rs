@@ -37,7 +37,7 @@ impl MachineSpec {
         let uuid = uuid(&mut table)?;
         let direct_boot = table.table("direct-boot")?.map(parse_direct_boot).transpose()?;
         let spec = Self {
-            name: name(&mut table)?,
+            name: name(&mut table, "name")?.ok_or_else(|| table.missing("name"))?,
             uuid,
             vcpus: vcpus(&mut table)?,
             memory: memory(&mut table)?,
@@ -103,7 +103,7 @@ const DISK_FORMAT: &[(&str, DiskFormat)] = &[("raw", DiskFormat::Raw), ("qcow2",
 const MINIMUM_ISOLATION: &[(&str, Option<Isolation>)] =
     &[("", None), ("vf", Some(Isolation::Vf)), ("whole-gpu", Some(Isolation::WholeGpu))];
 
-fn format(table: &mut Table) -> Result<(), Failure> {
+pub(super) fn format(table: &mut Table) -> Result<(), Failure> {
     match table.number("format")? {
         Some(1) => Ok(()),
         Some(other) => Err(table.invalid("format", format!("is {other}; this version of gpuward reads 1"))),
@@ -111,15 +111,15 @@ fn format(table: &mut Table) -> Result<(), Failure> {
     }
 }
 
-fn name(table: &mut Table) -> Result<String, Failure> {
-    let name = table.text("name")?.ok_or_else(|| table.missing("name"))?;
+pub(super) fn name(table: &mut Table, key: &'static str) -> Result<Option<String>, Failure> {
+    let Some(name) = table.text(key)? else { return Ok(None) };
     let starts = name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
     let plain = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
     if starts && plain && name.len() <= 63 {
-        return Ok(name);
+        return Ok(Some(name));
     }
     let shown: String = name.chars().take(64).collect();
-    Err(table.invalid("name", format!("is {shown:?}; it takes 1 to 63 of a-z, 0-9 and -, not - first")))
+    Err(table.invalid(key, format!("is {shown:?}; it takes 1 to 63 of a-z, 0-9 and -, not - first")))
 }
 
 fn uuid(table: &mut Table) -> Result<Uuid, Failure> {
@@ -294,7 +294,7 @@ fn absolute(table: &Table, key: &str, path: String) -> Result<String, Failure> {
     Err(table.invalid(key, "takes an absolute path of the host"))
 }
 
-fn is_plain_name(text: &str) -> bool {
+pub(super) fn is_plain_name(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+' | ':' | '@');
     !text.is_empty() && text.len() <= 255 && text.chars().all(plain) && text != "." && text != ".."
 }

@@ -133,6 +133,24 @@ impl Table {
         }
     }
 
+    /// Whether `key` is this text; then it is taken.
+    pub(super) fn is_text(&mut self, key: &'static str, text: &str) -> bool {
+        let is_it = self.left.get(key).is_some_and(|node| matches!(node, Node::Text(found) if found == text));
+        is_it && self.take(key).is_some()
+    }
+
+    /// The values of the list `key`, at most `limit`.
+    pub(super) fn list(&mut self, key: &'static str, limit: usize) -> Result<Vec<Node>, Failure> {
+        match self.take(key) {
+            None => Ok(Vec::new()),
+            Some(Node::List(nodes)) if nodes.len() > limit => {
+                Err(self.invalid(key, format!("has {} entries, more than {limit}", nodes.len())))
+            }
+            Some(Node::List(nodes)) => Ok(nodes),
+            Some(other) => Err(wrong_type(&self.path(key), "a list", &other)),
+        }
+    }
+
     /// Bytes: an integer, or text with KiB, MiB or GiB.
     pub(super) fn size(&mut self, key: &'static str) -> Result<Option<u64>, Failure> {
         let size = match self.take(key) {

@@ -171,7 +171,11 @@ fn p42_a_claimed_virtual_function_is_made_again_and_bound_after_a_reboot_before_
     assert_eq!(daemon.apply(&[assign(vf)]).unwrap().state, JobState::Done);
     let wish = |end: &str| {
         let text = format!("domain-uuid = '{DOMAIN}'\n{end}\ndevices = [{{ kind = 'vf', identity = '{vf}' }}]");
-        Request::Claim { spec: ClaimSpec::parse(Node::from_toml(&text).unwrap()).unwrap(), client: String::new() }
+        Request::Claim {
+            tenant: TenantId::BUILT_IN,
+            spec: ClaimSpec::parse(Node::from_toml(&text).unwrap()).unwrap(),
+            client: String::new(),
+        }
     };
     let mut managed = managed;
     let mut daemon = daemon;

@@ -13,10 +13,10 @@ fn what_is_lent_is_bound_for_its_owner_and_never_placed_claimed_or_given_back_wh
     let refused = daemon.submit(request("")).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::NoFit);
     assert!(refused.why.contains(&"0000:1b:00.0 is lent to nova".to_owned()), "{refused}");
-    let named = Request::Claim { spec: spec(""), client: String::new() };
-    let Request::Claim { mut spec, client } = named else { return };
+    let named = Request::Claim { tenant: TenantId::BUILT_IN, spec: spec(""), client: String::new() };
+    let Request::Claim { mut spec, client, tenant } = named else { return };
     spec.devices[0].identity = Some(gpu().to_string());
-    let refused = daemon.submit(Request::Claim { spec, client }).unwrap_err();
+    let refused = daemon.submit(Request::Claim { tenant, spec, client }).unwrap_err();
     assert_eq!((refused.kind, refused.message.as_str()), (ErrorKind::NotSupported, "0000:1b:00.0 is lent to nova"));
     hold(&managed, &daemon, 4711);
     assert_eq!(daemon.apply(&[release(gpu())]).unwrap_err().kind, ErrorKind::Held);

@@ -86,7 +86,7 @@ fn of_many_who_ask_at_once_for_one_bundle_exactly_one_gets_it() {
     };
     let ask = |index: usize| {
         let spec = ClaimSpec::parse(Node::from_toml(&text(index)).unwrap()).unwrap();
-        let request = Request::Claim { spec, client: String::new() };
+        let request = Request::Claim { tenant: TenantId::BUILT_IN, spec, client: String::new() };
         // A user of its own each: nobody may have more than sixteen jobs.
         let uid = u32::try_from(index).unwrap();
         let job = daemon.submit_as(Submission { request, uid, request_id: String::new(), if_generation: None })?;
@@ -110,7 +110,7 @@ fn of_many_who_ask_at_once_for_one_bundle_exactly_one_gets_it() {
 fn a_request_that_is_asked_again_is_the_same_claim() {
     let (managed, daemon) = dgx();
     let named = |client: &str, more: &str| Submission {
-        request: Request::Claim { spec: spec(more), client: client.into() },
+        request: Request::Claim { tenant: TenantId::BUILT_IN, spec: spec(more), client: client.into() },
         uid: 0,
         request_id: "nova-7".into(),
         if_generation: None,
@@ -148,7 +148,7 @@ fn a_machines_claim_is_its_own_and_so_is_its_domain() {
     let refused = end(&daemon, id).unwrap_err();
     assert_eq!((refused.kind, refused.message), (ErrorKind::Conflict, format!("claim {id} is that of machine train-1")));
     let others = ClaimSpec { domain: machine.0, ..spec("") };
-    let refused = daemon.submit(Request::Claim { spec: others, client: String::new() }).unwrap_err();
+    let refused = daemon.submit(Request::Claim { tenant: TenantId::BUILT_IN, spec: others, client: String::new() }).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Conflict);
     assert!(refused.message.ends_with("is gpuward's machine train-1, which claims its devices itself"), "{refused}");
     standin::end_all(managed.sim.root());

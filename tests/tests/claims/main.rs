@@ -10,7 +10,7 @@ use manager::engine::machines::{self, Hypervisor};
 use manager::failure::{ErrorKind, Failure};
 use manager::history::Page;
 use manager::hook::{Call, check};
-use manager::id::{ClaimId, MachineId};
+use manager::id::{ClaimId, MachineId, TenantId};
 use manager::ledger::{ReleaseOn, Standing};
 use manager::libvirt::Source;
 use manager::request::{Goal, Request, Submission};
@@ -61,7 +61,7 @@ fn spec(more: &str) -> ClaimSpec {
 }
 
 fn request(more: &str) -> Request {
-    Request::Claim { spec: spec(more), client: "client".into() }
+    Request::Claim { tenant: TenantId::BUILT_IN, spec: spec(more), client: "client".into() }
 }
 
 fn done(daemon: &Daemon, request: Request) -> JobView {
@@ -137,7 +137,7 @@ fn running_machine(daemon: &Daemon, hold: &str) -> MachineId {
     );
     let spec = MachineSpec::parse(Node::from_toml(&text).unwrap()).unwrap();
     let machine = MachineId(spec.uuid);
-    done(daemon, Request::CreateMachine { spec: Box::new(spec) });
+    done(daemon, Request::CreateMachine { tenant: TenantId::BUILT_IN, spec: Box::new(spec) });
     done(daemon, Request::StartMachine(machine));
     machine
 }

@@ -17,10 +17,10 @@ use crate::plan::Refusal;
 use crate::spec::ClaimSpec;
 
 /// Whether devices may be claimed, and what that is about.
-pub(in crate::engine) fn admit_claim(engine: &mut Engine, spec: &ClaimSpec) -> Result<Concern, Failure> {
-    is_others_domain(engine, spec)?;
-    machines::choose(engine, &spec.devices, "devices")?;
-    Ok(Concern { kind: "claim", ..Concern::default() })
+pub(in crate::engine) fn admit_claim(engine: &mut Engine, tenant: TenantId, spec: &ClaimSpec) -> Result<Concern, Failure> {
+    is_others_domain(engine, (tenant, spec))?;
+    machines::choose(engine, tenant, &spec.devices, "devices")?;
+    Ok(Concern { kind: "claim", tenant: Some(tenant), ..Concern::default() })
 }
 
 /// Whether a claim may be released by whoever knows it by `epoch`, and what that is about.
@@ -28,7 +28,8 @@ pub(in crate::engine) fn admit_release(engine: &mut Engine, claim: ClaimId, epoc
     let devices = releasable(engine, claim, epoch)?.devices.clone();
     engine.observe();
     not_in_use(engine, &devices)?;
-    Ok(Concern { kind: "claim-release", devices, ..Concern::default() })
+    let tenant = engine.ledger.claims.get(&claim).map(|claim| claim.tenant);
+    Ok(Concern { kind: "claim-release", devices, tenant, ..Concern::default() })
 }
 
 /// Gives what is to run for the release of a claim: it records what it does itself.
@@ -38,27 +39,34 @@ pub(in crate::engine) fn begin_release(engine: &Engine, id: ClaimId, epoch: u64)
     Ok(Box::new(move |worker: &Worker| ending.run(worker)))
 }
 
-fn is_others_domain(engine: &Engine, spec: &ClaimSpec) -> Result<(), Failure> {
+fn is_others_domain(engine: &Engine, (tenant, spec): (TenantId, &ClaimSpec)) -> Result<(), Failure> {
     match engine.ledger.machines.get(&MachineId(spec.domain)) {
         None => Ok(()),
         Some(machine) => {
-            let message = format!("the domain {} is gpuward's machine {}, which claims its devices itself", spec.domain, machine.spec.name);
+            // Another tenant's machine has no name here.
+            let name = if machine.tenant == tenant { machine.spec.name.as_str() } else { "of another tenant" };
+            let message = format!("the domain {} is gpuward's machine {name}, which claims its devices itself", spec.domain);
             Err(Failure::new(ErrorKind::Conflict, message).remedy("name the domain that another manager runs"))
         }
     }
 }
 
 /// Records claims as pending and gives what is to run.
-pub(in crate::engine) fn begin_claim(engine: &mut Engine, job: JobId, spec: &ClaimSpec, client: String) -> Result<Work, Failure> {
-    is_others_domain(engine, spec)?;
-    let bundles = machines::choose(engine, &spec.devices, "devices")?;
+pub(in crate::engine) fn begin_claim(
+    engine: &mut Engine,
+    job: JobId,
+    (tenant, spec): (TenantId, &ClaimSpec),
+    client: String,
+) -> Result<Work, Failure> {
+    is_others_domain(engine, (tenant, spec))?;
+    let bundles = machines::choose(engine, tenant, &spec.devices, "devices")?;
     let terms = Terms {
         release: spec.release,
         client: if spec.release == ReleaseOn::ClientGone { client } else { String::new() },
         expires: if spec.ttl == 0 { 0 } else { now() + u64::from(spec.ttl) },
         was_running: false,
     };
-    let claimant = Claimant { tenant: TenantId::BUILT_IN, machine: None, domain: spec.domain, terms: Some(terms) };
+    let claimant = Claimant { tenant, machine: None, domain: spec.domain, terms: Some(terms) };
     let claimed = engine.claim(job, &claimant, &bundles)?;
     Ok(Box::new(move |worker: &Worker| take(worker, &claimed)))
 }
@@ -140,6 +148,7 @@ pub(super) fn begin_end(engine: &mut Engine, id: ClaimId) -> Result<(), Failure>
     let ending = Ending { id, claim: claim.clone(), subject: subject(engine, claim), without_libvirt: false };
     let mut own = Job::own("claim-end", None);
     own.view.devices = claim.devices.clone();
+    own.view.tenant = Some(claim.tenant);
     engine.jobs.0.insert(job, own);
     engine.spawn(job, Box::new(move |worker: &Worker| ending.run(worker)));
     Ok(())

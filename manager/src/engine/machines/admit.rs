@@ -5,13 +5,14 @@ use vfio::Function;
 use super::super::claims::Free;
 use super::super::devices::first_of;
 use super::super::jobs::Concern;
+use super::super::tenants;
 use super::place::{Unmet, is_called, is_wished, place};
 use super::view::state_word;
 use super::{Engine, claims_of, is_down};
 use crate::config::Use;
 use crate::failure::{ErrorKind, Failure};
-use crate::id::MachineId;
-use crate::ledger::MachineRecord;
+use crate::id::{MachineId, TenantId};
+use crate::ledger::{MachineRecord, Usage};
 use crate::plan::Refusal;
 use crate::request::{Goal, Request};
 use crate::spec::{Hold, MachineSpec, Wish, WishKind};
@@ -21,10 +22,10 @@ const MOST_REASONS: usize = 16;
 
 pub(super) fn admit(engine: &mut Engine, request: &Request) -> Result<Concern, Failure> {
     let concern = |kind, machine| Concern { kind, machine: Some(machine), ..Concern::default() };
-    match request {
-        Request::CreateMachine { spec } => {
-            admit_creation(engine, spec)?;
-            Ok(concern("machine-create", MachineId(spec.uuid)))
+    let admitted = match request {
+        Request::CreateMachine { tenant, spec } => {
+            admit_creation(engine, *tenant, spec)?;
+            Ok(Concern { tenant: Some(*tenant), ..concern("machine-create", MachineId(spec.uuid)) })
         }
         Request::StartMachine(machine) => {
             admit_start(engine, *machine)?;
@@ -48,8 +49,13 @@ pub(super) fn admit(engine: &mut Engine, request: &Request) -> Result<Concern, F
         | Request::ClearQuarantine(_)
         | Request::Recover(_)
         | Request::Claim { .. }
-        | Request::ReleaseClaim { .. } => Err(Failure::new(ErrorKind::Internal, "this is not about a machine")),
-    }
+        | Request::ReleaseClaim { .. }
+        | Request::CreateTenant { .. }
+        | Request::SetTenant { .. }
+        | Request::RemoveTenant(_) => Err(Failure::new(ErrorKind::Internal, "this is not about a machine")),
+    }?;
+    let owner = admitted.machine.and_then(|machine| engine.ledger.machines.get(&machine)).map(|record| record.tenant);
+    Ok(Concern { tenant: admitted.tenant.or(owner), ..admitted })
 }
 
 /// A machine's record.
@@ -58,11 +64,13 @@ pub(super) fn record(engine: &Engine, machine: MachineId) -> Result<&MachineReco
     engine.ledger.machines.get(&machine).ok_or_else(absent)
 }
 
-pub(super) fn admit_creation(engine: &mut Engine, spec: &MachineSpec) -> Result<(), Failure> {
+pub(super) fn admit_creation(engine: &mut Engine, tenant: TenantId, spec: &MachineSpec) -> Result<(), Failure> {
+    may_be(engine, tenant, spec)?;
+    engine.ledger.has_quota(tenant, &Usage::of_machine(spec))?;
     if engine.ledger.machines.contains_key(&MachineId(spec.uuid)) {
         return Err(Failure::new(ErrorKind::NameTaken, format!("there is a machine {} already", spec.uuid)).remedy("give it another uuid"));
     }
-    if engine.ledger.machines.values().any(|other| other.spec.name == spec.name) {
+    if engine.ledger.machines.values().any(|other| other.tenant == tenant && other.spec.name == spec.name) {
         let message = format!("there is a machine called {} already", spec.name);
         return Err(Failure::new(ErrorKind::NameTaken, message).remedy("give it another name, or remove the other one"));
     }
@@ -72,7 +80,21 @@ pub(super) fn admit_creation(engine: &mut Engine, spec: &MachineSpec) -> Result<
     }
     match spec.hold {
         Hold::Running => Ok(()),
-        Hold::Defined => choose(engine, &spec.devices, "device").map(drop),
+        Hold::Defined => choose(engine, tenant, &spec.devices, "device").map(drop),
+    }
+}
+
+/// Whether a tenant's machine may be so: its policy may have changed since it was made.
+pub(super) fn may_be(engine: &Engine, tenant: TenantId, spec: &MachineSpec) -> Result<(), Failure> {
+    let policy = engine.ledger.tenant(tenant)?;
+    policy.may_name(spec)?;
+    match spec.minimum_isolation {
+        Some(least) if least < policy.minimum_isolation => {
+            let (least, theirs) = (least.word(), policy.minimum_isolation.word());
+            let message = format!("minimum-isolation is {least}, which is less than tenant {} accepts, {theirs}", policy.name);
+            Err(Failure::new(ErrorKind::LevelRefused, message).remedy("leave it out: the tenant's holds then"))
+        }
+        Some(_) | None => Ok(()),
     }
 }
 
@@ -82,10 +104,11 @@ pub(super) fn admit_start(engine: &mut Engine, machine: MachineId) -> Result<(),
         let message = format!("machine {} is {}", found.spec.name, state_word(found.state));
         return Err(Failure::new(ErrorKind::Conflict, message).remedy("stop it before you start it again"));
     }
-    let spec = found.spec.clone();
+    let MachineRecord { spec, tenant, .. } = found.clone();
+    may_be(engine, tenant, &spec)?;
     spec.check_fits(&connected(engine)?)?;
     if claims_of(engine, machine).next().is_none() {
-        choose(engine, &spec.devices, "device")?;
+        choose(engine, tenant, &spec.devices, "device")?;
     }
     Ok(())
 }
@@ -116,25 +139,26 @@ fn connected(engine: &Engine) -> Result<crate::libvirt::HostFacts, Failure> {
     }
 }
 
-/// Free bundles for wishes, which the caller wrote below `key`.
+/// Free bundles for a tenant's wishes, which the caller wrote below `key`.
 ///
 /// # Errors
-/// `NoFit`, with who has what; for a device that was named its own refusal.
-pub(in crate::engine) fn choose(engine: &mut Engine, wishes: &[Wish], key: &str) -> Result<Vec<Free>, Failure> {
+/// `NoFit`, with who has what; for a device that was named its own refusal. What the tenant may not have whoever has it.
+pub(in crate::engine) fn choose(engine: &mut Engine, tenant: TenantId, wishes: &[Wish], key: &str) -> Result<Vec<Free>, Failure> {
+    tenants::may_have(engine, tenant, wishes, key)?;
     engine.observe();
     let free = engine.free_bundles();
-    place(wishes, &free, &engine.inventory).map_err(|unmet| no_fit(engine, wishes, (key, unmet)))
+    place(wishes, &free, &engine.inventory).map_err(|unmet| no_fit(engine, (tenant, wishes), (key, unmet)))
 }
 
-fn no_fit(engine: &Engine, wishes: &[Wish], (key, unmet): (&str, Unmet)) -> Failure {
+fn no_fit(engine: &Engine, (tenant, wishes): (TenantId, &[Wish]), (key, unmet): (&str, Unmet)) -> Failure {
     let wish = &wishes[unmet.wish];
     if let Some(name) = &wish.identity {
-        return not_this(engine, wish, name);
+        return not_this(engine, tenant, wish, name);
     }
     let message = format!("{key}[{}] wishes for {}; {} free", unmet.wish, in_words(wish), are(unmet.free));
     let mut failure = Failure::new(ErrorKind::NoFit, message);
     let fitting = engine.inventory.devices.values().filter(|function| is_wished(wish, function));
-    let reasons: Vec<Failure> = fitting.take(MOST_REASONS).filter_map(|function| why_not(engine, function)).collect();
+    let reasons: Vec<Failure> = fitting.take(MOST_REASONS).filter_map(|function| why_not(engine, tenant, function)).collect();
     if unmet.free >= wish.count as usize {
         failure = failure.because("they are on different NUMA nodes").remedy("set same-numa = false, or wait for more on one node");
     } else if let Some(first) = reasons.first() {
@@ -145,7 +169,7 @@ fn no_fit(engine: &Engine, wishes: &[Wish], (key, unmet): (&str, Unmet)) -> Fail
     reasons.into_iter().fold(failure, |failure, reason| failure.because(reason.message))
 }
 
-fn not_this(engine: &Engine, wish: &Wish, name: &str) -> Failure {
+fn not_this(engine: &Engine, tenant: TenantId, wish: &Wish, name: &str) -> Failure {
     let Some(function) = engine.inventory.devices.values().find(|function| is_called(function, name)) else {
         return Failure::new(ErrorKind::NoSuchDevice, format!("there is no device {name}")).remedy("`gpuward list` shows the devices");
     };
@@ -153,13 +177,17 @@ fn not_this(engine: &Engine, wish: &Wish, name: &str) -> Failure {
         let message = format!("{} is no {}", function.address, in_words(&Wish { count: 1, ..wish.clone() }));
         return Failure::new(ErrorKind::NoFit, message).because(format!("it is {}", function.ids));
     }
-    why_not(engine, function).unwrap_or_else(|| Failure::new(ErrorKind::NoFit, format!("{} is not free", function.address)))
+    why_not(engine, tenant, function).unwrap_or_else(|| Failure::new(ErrorKind::NoFit, format!("{} is not free", function.address)))
 }
 
-// Why a device is not free; `None` where it is.
-fn why_not(engine: &Engine, function: &Function) -> Option<Failure> {
+// Why a device is not free, as a tenant may know it; `None` where it is.
+fn why_not(engine: &Engine, tenant: TenantId, function: &Function) -> Option<Failure> {
     let device = function.address;
     if let Some((claim, record)) = engine.ledger.claim_on(device) {
+        if record.tenant != tenant {
+            let failure = Failure::new(ErrorKind::AlreadyClaimed, format!("{device} belongs to another tenant"));
+            return Some(failure.remedy("wish for another device, or ask an operator when it is free"));
+        }
         let name = record.machine.and_then(|machine| engine.ledger.machines.get(&machine)).map(|record| record.spec.name.as_str());
         let verb = if record.machine.is_some() { "stop" } else { "release" };
         let holder = name.map_or_else(|| format!("claim {claim}"), |name| format!("machine {name}"));

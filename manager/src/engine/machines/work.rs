@@ -25,7 +25,7 @@ type Claims = BTreeMap<ClaimId, ClaimRecord>;
 
 pub(super) fn begin(engine: &mut Engine, job: JobId, request: Request) -> Result<Work, Failure> {
     match request {
-        Request::CreateMachine { spec } => begin_creation(engine, job, *spec),
+        Request::CreateMachine { tenant, spec } => begin_creation(engine, job, tenant, *spec),
         Request::StartMachine(machine) => begin_start(engine, job, machine),
         Request::StopMachine(machine) => begin_stop(engine, machine),
         Request::KillMachine(machine) => begin_kill(engine, job, machine),
@@ -36,20 +36,23 @@ pub(super) fn begin(engine: &mut Engine, job: JobId, request: Request) -> Result
         | Request::ClearQuarantine(_)
         | Request::Recover(_)
         | Request::Claim { .. }
-        | Request::ReleaseClaim { .. } => Err(Failure::new(ErrorKind::Internal, "this is not about a machine")),
+        | Request::ReleaseClaim { .. }
+        | Request::CreateTenant { .. }
+        | Request::SetTenant { .. }
+        | Request::RemoveTenant(_) => Err(Failure::new(ErrorKind::Internal, "this is not about a machine")),
     }
 }
 
-fn begin_creation(engine: &mut Engine, job: JobId, spec: MachineSpec) -> Result<Work, Failure> {
-    admit::admit_creation(engine, &spec)?;
+fn begin_creation(engine: &mut Engine, job: JobId, tenant: TenantId, spec: MachineSpec) -> Result<Work, Failure> {
+    admit::admit_creation(engine, tenant, &spec)?;
     let machine = MachineId(spec.uuid);
     let holds = spec.hold == Hold::Defined;
-    let record = MachineRecord { spec: spec.clone(), tenant: TenantId::BUILT_IN, state: MachineState::Off, reason: String::new() };
+    let record = MachineRecord { spec: spec.clone(), tenant, state: MachineState::Off, reason: String::new() };
     engine.commit(|ledger| drop(ledger.machines.insert(machine, record)))?;
     if !holds {
         return Ok(Box::new(|_: &Worker| Outcome::done()));
     }
-    let claimed = match claim(engine, job, &spec) {
+    let claimed = match claim(engine, job, tenant, &spec) {
         Ok(claimed) => claimed,
         Err(failure) => {
             engine.commit(|ledger| drop(ledger.machines.remove(&machine)))?;
@@ -65,9 +68,9 @@ fn begin_creation(engine: &mut Engine, job: JobId, spec: MachineSpec) -> Result<
     }))
 }
 
-fn claim(engine: &mut Engine, job: JobId, spec: &MachineSpec) -> Result<Claimed, Failure> {
-    let bundles = admit::choose(engine, &spec.devices, "device")?;
-    let claimant = Claimant { tenant: TenantId::BUILT_IN, machine: Some(MachineId(spec.uuid)), domain: spec.uuid, terms: None };
+fn claim(engine: &mut Engine, job: JobId, tenant: TenantId, spec: &MachineSpec) -> Result<Claimed, Failure> {
+    let bundles = admit::choose(engine, tenant, &spec.devices, "device")?;
+    let claimant = Claimant { tenant, machine: Some(MachineId(spec.uuid)), domain: spec.uuid, terms: None };
     engine.claim(job, &claimant, &bundles)
 }
 
@@ -78,22 +81,23 @@ pub(in crate::engine) fn made(claims: &Claims) -> Outcome {
 
 fn begin_start(engine: &mut Engine, job: JobId, machine: MachineId) -> Result<Work, Failure> {
     admit::admit_start(engine, machine)?;
-    let spec = admit::record(engine, machine)?.spec.clone();
+    let MachineRecord { spec, tenant, .. } = admit::record(engine, machine)?.clone();
     let held: Claims = claims_of(engine, machine).map(|(id, claim)| (id, claim.clone())).collect();
-    let claimed = if held.is_empty() { claim(engine, job, &spec)? } else { Claimed { claims: held, plan: Plan::default() } };
+    let claimed = if held.is_empty() { claim(engine, job, tenant, &spec)? } else { Claimed { claims: held, plan: Plan::default() } };
     engine.commit(|ledger| set(ledger, machine, MachineState::Preparing, ""))?;
     engine.machines.errors.remove(&machine);
     let (Some(subject), Some(facts)) = (subject(engine, machine), engine.machines.facts) else {
         return Err(Failure::new(ErrorKind::HypervisorFailed, "the connection to libvirt was lost"));
     };
     let request = engine.jobs.0.get(&job).map(|job| job.view.request_id.clone()).unwrap_or_default();
-    let start = Start { spec, claimed, subject, facts, request };
+    let start = Start { spec, tenant, claimed, subject, facts, request };
     Ok(Box::new(move |worker: &Worker| start.run(worker)))
 }
 
 /// A machine being started.
 struct Start {
     spec: MachineSpec,
+    tenant: TenantId,
     claimed: Claimed,
     subject: Subject,
     facts: HostFacts,
@@ -137,7 +141,7 @@ impl Start {
         let inventory = Inventory::observe(worker.host(), 0);
         self.subject.devices = self.devices().iter().filter_map(|device| inventory.devices.get(device)).cloned().collect();
         let claims = self.claimed.claims.iter().map(|(id, claim)| (*id, claim.epoch)).collect();
-        let metadata = Metadata { machine, tenant: TenantId::BUILT_IN, claims, request: self.request.clone() };
+        let metadata = Metadata { machine, tenant: self.tenant, claims, request: self.request.clone() };
         if worker.is_canceled() {
             return Err(Failure::new(ErrorKind::Canceled, "canceled before the domain was created"));
         }

@@ -52,22 +52,8 @@ pub enum Request {
         /// The digest of the plan that was looked at.
         plan_digest: Option<String>,
     },
-    /// Records a tenant.
-    CreateTenant {
-        /// Its id; a new one where the caller names none.
-        tenant: TenantId,
-        /// What it is to be.
-        spec: Box<TenantSpec>,
-    },
-    /// Gives a tenant another specification, with the same name.
-    SetTenant {
-        /// The tenant.
-        tenant: TenantId,
-        /// What it is to be.
-        spec: Box<TenantSpec>,
-    },
-    /// Forgets a tenant that has neither machines nor claims.
-    RemoveTenant(TenantId),
+    /// Makes, changes or removes a tenant.
+    Tenant(TenantChange),
     /// Records a machine, off. Boxed: a specification is large.
     CreateMachine {
         /// Whose.
@@ -107,6 +93,27 @@ pub enum Request {
     Recover(PciAddress),
     /// Observes the host anew.
     Rescan,
+}
+
+/// A change of a tenant. Boxed: a specification is large.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TenantChange {
+    /// Records it.
+    Create {
+        /// Its id; a new one where the caller names none.
+        tenant: TenantId,
+        /// What it is to be.
+        spec: Box<TenantSpec>,
+    },
+    /// Gives it another specification, with the same name.
+    Set {
+        /// The tenant.
+        tenant: TenantId,
+        /// What it is to be.
+        spec: Box<TenantSpec>,
+    },
+    /// Forgets one that has neither machines nor claims.
+    Remove(TenantId),
 }
 
 /// A request with who asks and on which conditions.

@@ -19,7 +19,7 @@ use crate::config::Use;
 use crate::doctor::{self, Finding};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::{JobId, MachineId, TenantId};
-use crate::request::{Ask, Goal, PlanStep, Request};
+use crate::request::{Ask, Goal, PlanStep, Request, TenantChange};
 use crate::spec::{ClaimSpec, MachineSpec, TenantSpec};
 use crate::view::{MachineView, View};
 
@@ -160,7 +160,7 @@ impl Manager {
         let caller = self.0.check(&header, Action::ManageTenants, "create").await?;
         let conditions = Conditions::only(options)?;
         let (id, spec) = TenantSpec::parse(tree_of(&spec)?)?;
-        let request = Request::CreateTenant { tenant: id.unwrap_or_else(TenantId::random), spec: Box::new(spec) };
+        let request = Request::Tenant(TenantChange::Create { tenant: id.unwrap_or_else(TenantId::random), spec: Box::new(spec) });
         self.0.submit(caller, request, conditions).await
     }
 

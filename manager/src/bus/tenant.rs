@@ -15,7 +15,7 @@ use super::paths::Path;
 use super::service::{Conditions, Service};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::TenantId;
-use crate::request::Request;
+use crate::request::{Request, TenantChange};
 use crate::spec::{Limit, TenantSpec, UNLIMITED};
 use crate::view::{TenantView, View};
 
@@ -53,7 +53,7 @@ impl Tenant {
             let failure = Failure::new(ErrorKind::InvalidSpec, "uuid is that of another tenant");
             return Err(failure.remedy("leave it out").into());
         }
-        self.service.submit(caller, Request::SetTenant { tenant: self.id, spec: Box::new(spec) }, conditions).await
+        self.service.submit(caller, Request::Tenant(TenantChange::Set { tenant: self.id, spec: Box::new(spec) }), conditions).await
     }
 
     /// Forgets it. Refused with Conflict, and what there is, while it has machines or claims.
@@ -62,7 +62,7 @@ impl Tenant {
     #[zbus(out_args("job"))]
     async fn remove(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
         let caller = self.service.check(&header, Action::ManageTenants, &self.id.to_string()).await?;
-        self.service.submit(caller, Request::RemoveTenant(self.id), Conditions::only(options)?).await
+        self.service.submit(caller, Request::Tenant(TenantChange::Remove(self.id)), Conditions::only(options)?).await
     }
 
     /// Its machines, as `Manager.ListMachines` tells them. No options. Polkit action: `org.gpuward.inspect`; `org.gpuward.use-own` for owners.

@@ -7,7 +7,7 @@ use super::{Engine, devices, external, machines, now, quarantine, tenants};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::JobId;
 use crate::ledger::NamedRequest;
-use crate::request::{Request, Submission};
+use crate::request::{Request, Submission, TenantChange};
 use crate::view::HostState;
 
 /// Most jobs of one uid that are not over.
@@ -35,9 +35,7 @@ impl Engine {
             Request::Rescan => Concern { kind: "rescan", ..Concern::default() },
             Request::Claim { tenant, spec, .. } => external::admit_claim(self, *tenant, spec)?,
             Request::ReleaseClaim { claim, epoch } => external::admit_release(self, *claim, *epoch)?,
-            Request::CreateTenant { .. } | Request::SetTenant { .. } | Request::RemoveTenant(_) => {
-                tenants::admit(self, &submission.request)?
-            }
+            Request::Tenant(change) => tenants::admit(self, change)?,
             Request::CreateMachine { .. }
             | Request::StartMachine(_)
             | Request::StopMachine(_)
@@ -147,12 +145,15 @@ impl Engine {
 fn digest(request: &Request) -> String {
     let mut request = request.clone();
     // A caller that names no UUID gets a new one each time it asks: it is not part of what was asked.
-    match &mut request {
-        Request::CreateMachine { spec, .. } => spec.uuid = uuid::Uuid::nil(),
-        Request::CreateTenant { tenant, .. } => tenant.0 = uuid::Uuid::nil(),
-        // Nor is the connection by which a caller asks: it may have a new one.
-        Request::Claim { client, .. } => client.clear(),
-        _ => {}
+    if let Request::CreateMachine { spec, .. } = &mut request {
+        spec.uuid = uuid::Uuid::nil();
+    }
+    if let Request::Tenant(TenantChange::Create { tenant, .. }) = &mut request {
+        tenant.0 = uuid::Uuid::nil();
+    }
+    // Nor is the connection by which a caller asks: it may have a new one.
+    if let Request::Claim { client, .. } = &mut request {
+        client.clear();
     }
     let text = format!("{request:?}");
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()

@@ -160,9 +160,7 @@ impl Engine {
             Request::Rescan => Ok(Box::new(|_: &Worker| Outcome::done()) as Work),
             Request::Claim { tenant, spec, client } => external::begin_claim(self, id, (tenant, &spec), client),
             Request::ReleaseClaim { claim, epoch } => external::begin_release(self, claim, epoch),
-            request @ (Request::CreateTenant { .. } | Request::SetTenant { .. } | Request::RemoveTenant(_)) => {
-                tenants::begin(self, request)
-            }
+            Request::Tenant(change) => tenants::begin(self, change),
             request @ (Request::CreateMachine { .. }
             | Request::StartMachine(_)
             | Request::StopMachine(_)

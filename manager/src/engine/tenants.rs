@@ -8,40 +8,38 @@ use super::worker::{Outcome, Worker};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::TenantId;
 use crate::ledger::Usage;
-use crate::request::Request;
+use crate::request::TenantChange;
 use crate::spec::{TenantSpec, Wish};
 use crate::view::{JobView, TenantView};
 
 /// The most lines of evidence for what a tenant still has.
 const MOST_TOLD: usize = 16;
 
-/// Whether a request may become a job, and what that is about.
-pub(super) fn admit(engine: &Engine, request: &Request) -> Result<Concern, Failure> {
-    let (kind, tenant) = match request {
-        Request::CreateTenant { tenant, spec } => {
+/// Whether a tenant may be changed so, and what that is about.
+pub(super) fn admit(engine: &Engine, change: &TenantChange) -> Result<Concern, Failure> {
+    let (kind, tenant) = match change {
+        TenantChange::Create { tenant, spec } => {
             is_new(engine, *tenant, spec)?;
             ("tenant-create", *tenant)
         }
-        Request::SetTenant { tenant, spec } => {
+        TenantChange::Set { tenant, spec } => {
             keeps_its_name(engine, *tenant, spec)?;
             ("tenant-set", *tenant)
         }
-        Request::RemoveTenant(tenant) => {
+        TenantChange::Remove(tenant) => {
             has_nothing(engine, *tenant)?;
             ("tenant-remove", *tenant)
         }
-        _ => return Err(Failure::new(ErrorKind::Internal, "this is not about a tenant")),
     };
     Ok(Concern { kind, tenant: Some(tenant), ..Concern::default() })
 }
 
 /// Records what was asked for: there is nothing to do but that.
-pub(super) fn begin(engine: &mut Engine, request: Request) -> Result<Work, Failure> {
-    admit(engine, &request)?;
-    engine.commit(|ledger| match request {
-        Request::CreateTenant { tenant, spec } | Request::SetTenant { tenant, spec } => drop(ledger.tenants.insert(tenant, *spec)),
-        Request::RemoveTenant(tenant) => drop(ledger.tenants.remove(&tenant)),
-        _ => {}
+pub(super) fn begin(engine: &mut Engine, change: TenantChange) -> Result<Work, Failure> {
+    admit(engine, &change)?;
+    engine.commit(|ledger| match change {
+        TenantChange::Create { tenant, spec } | TenantChange::Set { tenant, spec } => drop(ledger.tenants.insert(tenant, *spec)),
+        TenantChange::Remove(tenant) => drop(ledger.tenants.remove(&tenant)),
     })?;
     Ok(Box::new(|_: &Worker| Outcome::done()))
 }

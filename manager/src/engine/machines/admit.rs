@@ -50,9 +50,7 @@ pub(super) fn admit(engine: &mut Engine, request: &Request) -> Result<Concern, F
         | Request::Recover(_)
         | Request::Claim { .. }
         | Request::ReleaseClaim { .. }
-        | Request::CreateTenant { .. }
-        | Request::SetTenant { .. }
-        | Request::RemoveTenant(_) => Err(Failure::new(ErrorKind::Internal, "this is not about a machine")),
+        | Request::Tenant(_) => Err(Failure::new(ErrorKind::Internal, "this is not about a machine")),
     }?;
     let owner = admitted.machine.and_then(|machine| engine.ledger.machines.get(&machine)).map(|record| record.tenant);
     Ok(Concern { tenant: admitted.tenant.or(owner), ..admitted })

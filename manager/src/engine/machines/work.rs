@@ -37,9 +37,7 @@ pub(super) fn begin(engine: &mut Engine, job: JobId, request: Request) -> Result
         | Request::Recover(_)
         | Request::Claim { .. }
         | Request::ReleaseClaim { .. }
-        | Request::CreateTenant { .. }
-        | Request::SetTenant { .. }
-        | Request::RemoveTenant(_) => Err(Failure::new(ErrorKind::Internal, "this is not about a machine")),
+        | Request::Tenant(_) => Err(Failure::new(ErrorKind::Internal, "this is not about a machine")),
     }
 }
 

@@ -20,6 +20,7 @@ mod output;
 mod quarantine;
 mod spec;
 mod stop;
+mod tenant;
 mod vfs;
 
 use std::process::ExitCode;
@@ -75,6 +76,7 @@ fn run(context: &mut Context, command: Command) -> Result<(), Stop> {
         Command::History(of) => history::run(context, &of),
         Command::Quarantine(command) => quarantine::run(context, command),
         Command::Vfs { command } => vfs::run(context, command),
+        Command::Tenant(command) => tenant::run(context, command),
         Command::Machine(command) => machine::run(context, command),
         Command::Claims => claim::list(context),
         Command::Claim(command) => claim::run(context, command),

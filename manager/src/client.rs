@@ -11,7 +11,7 @@ use std::future::Future;
 
 use tokio::runtime::Runtime;
 use zbus::fdo::ObjectManagerProxy;
-use zbus::{Connection, MatchRule, MessageStream, OwnedObjectPath, OwnedVariant, Variant, connection, fdo};
+use zbus::{Connection, MatchRule, MessageStream, ObjectPath, OwnedObjectPath, OwnedVariant, Variant, connection, fdo};
 
 use crate::failure::{ErrorKind, Failure};
 
@@ -50,6 +50,19 @@ pub trait Manager {
 
     /// The device with this address.
     fn get_device(&self, address: &str) -> zbus::Result<OwnedObjectPath>;
+
+    /// The tenant with this name.
+    fn get_tenant(&self, name: &str) -> zbus::Result<OwnedObjectPath>;
+
+    /// Records a tenant; its specification has the keys of `docs/tenants.md`.
+    #[zbus(allow_interactive_auth)]
+    fn create_tenant(&self, spec: Spec, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// The tenants that the caller may see: `{tenant o, name s}`.
+    fn list_tenants(&self, options: Options<'_>) -> zbus::Result<Vec<Dict>>;
+
+    /// The machines that the caller may see: `{machine o, name s, tenant s, state s}`.
+    fn list_machines(&self, options: Options<'_>) -> zbus::Result<Vec<Dict>>;
 
     /// The machine of a tenant, both by name.
     fn get_machine(&self, tenant: &str, name: &str) -> zbus::Result<OwnedObjectPath>;
@@ -106,6 +119,18 @@ pub trait Device {
     /// Takes its bundle, which is in quarantine, off the bus and has it found again.
     #[zbus(allow_interactive_auth)]
     fn recover(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+}
+
+/// A tenant.
+#[zbus::proxy(interface = "org.gpuward1.Tenant", default_service = "org.gpuward1", assume_defaults = false)]
+pub trait Tenant {
+    /// Gives it another specification.
+    #[zbus(allow_interactive_auth)]
+    fn set_policy(&self, spec: Spec, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// Forgets it.
+    #[zbus(allow_interactive_auth)]
+    fn remove(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
 }
 
 /// A machine.
@@ -252,6 +277,60 @@ impl Client {
             all.into_iter().filter_map(|(name, properties)| Some((short(name.as_str())?, Record(properties)))).collect()
         };
         Ok(managed.into_iter().map(|(path, all)| (path.to_string(), interfaces(all))).collect())
+    }
+
+    /// The properties of an interface (named without `org.gpuward1.`) of an object.
+    ///
+    /// # Errors
+    /// There is no service, or no such object for this caller.
+    pub fn properties(&self, path: &str, interface: &str) -> Result<Record, CallError> {
+        let name = format!("{SERVICE}.{interface}");
+        let get = async {
+            let path = ObjectPath::try_from(path)?;
+            let properties = fdo::PropertiesProxy::builder(&self.connection).destination(SERVICE).path(path).build().await?;
+            Ok(properties.get_all(zbus::names::InterfaceName::try_from(name.as_str())?).await?)
+        };
+        self.wait(get).map(Record)
+    }
+
+    /// Every object that the caller may see. Whoever may not see the whole bus gets their own machines with their tenants and claims,
+    /// one call each.
+    ///
+    /// # Errors
+    /// As [`Self::objects`].
+    pub fn visible(&self) -> Result<Objects, CallError> {
+        match self.objects() {
+            Err(CallError::Answered(failure)) if failure.kind == ErrorKind::NotAuthorized => self.own(),
+            objects => objects,
+        }
+    }
+
+    fn own(&self) -> Result<Objects, CallError> {
+        let (tenants, machines) = self.wait(async {
+            let manager = ManagerProxy::new(&self.connection).await?;
+            Ok((manager.list_tenants(Options::new()).await?, manager.list_machines(Options::new()).await?))
+        })?;
+        let mut objects = Objects::new();
+        for tenant in tenants.into_iter().map(Record) {
+            self.add(&mut objects, tenant.text("tenant"), "Tenant")?;
+        }
+        for machine in machines.into_iter().map(Record) {
+            for claim in self.add(&mut objects, machine.text("machine"), "Machine")? {
+                self.add(&mut objects, &claim, "Claim")?;
+            }
+        }
+        Ok(objects)
+    }
+
+    // What has gone since it was listed is left out. Gives the claims that it names.
+    fn add(&self, objects: &mut Objects, path: &str, interface: &str) -> Result<Vec<String>, CallError> {
+        let record = match self.properties(path, interface) {
+            Err(CallError::NoObject(_)) => return Ok(Vec::new()),
+            found => found?,
+        };
+        let claims = record.texts("Claims");
+        objects.entry(path.to_owned()).or_default().insert(interface.to_owned(), record);
+        Ok(claims)
     }
 
     /// Every signal of the service from now on.

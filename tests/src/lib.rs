@@ -4,6 +4,7 @@
 pub mod bus;
 pub mod engine;
 pub mod operated;
+pub mod person;
 pub mod polkit;
 pub mod program;
 pub mod session;

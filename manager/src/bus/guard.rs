@@ -123,6 +123,10 @@ async fn may_call(service: &Service, belongs: Belongs, header: &Header<'_>) -> R
     }
 }
 
+fn unknown_method(name: &MemberName<'_>) -> BoxDBusError {
+    Box::new(fdo::Error::UnknownMethod(format!("Unknown method '{name}'")))
+}
+
 #[async_trait]
 impl<I: Interface + Owned> Interface for Guarded<I> {
     fn name() -> InterfaceName<'static> {
@@ -178,9 +182,13 @@ impl<I: Interface + Owned> Interface for Guarded<I> {
         message: &'call Message,
         name: MemberName<'call>,
     ) -> DispatchResult<'call> {
-        let call = self.inner.call(server, connection, message, name);
-        let DispatchResult::Async(answer) = call else { return call };
         let belongs = self.inner.belongs(&self.service.view());
+        let answer = match self.inner.call(server, connection, message, name.clone()) {
+            DispatchResult::Async(answer) => answer,
+            // Else a misspelt method would tell of an object.
+            DispatchResult::NotFound if belongs != Belongs::ToHost => Box::pin(async move { Err(unknown_method(&name)) }),
+            other @ (DispatchResult::NotFound | DispatchResult::RequiresMut) => return other,
+        };
         if belongs == Belongs::ToHost && !self.calls {
             return DispatchResult::Async(answer);
         }

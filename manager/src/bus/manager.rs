@@ -40,16 +40,16 @@ impl Manager {
         Ok((caller, found.ok_or_else(|| no_tenant(name))?))
     }
 
-    /// The tenants whose machines the caller may list; `None`: all.
+    /// The tenants that the caller may list, with their machines; `None`: all.
     async fn own_tenants(&self, header: &Header<'_>) -> Result<Option<BTreeSet<TenantId>>, Failure> {
         let who = self.0.authority.who(header).await?;
         let view = self.0.view();
         let own: BTreeSet<_> = view.tenants.keys().filter(|id| view.is_owner(**id, who.uid, &who.groups)).copied().collect();
         if who.sees_everything || own.is_empty() {
-            self.0.check(header, Action::Inspect, "machines").await?;
+            self.0.check(header, Action::Inspect, "tenants").await?;
             return Ok(None);
         }
-        self.0.check(header, Action::UseOwn, "machines").await?;
+        self.0.check(header, Action::UseOwn, "tenants").await?;
         Ok(Some(own))
     }
 }
@@ -145,6 +145,23 @@ impl Manager {
         Options::new(options)?.done()?;
         let view = self.0.view();
         Ok(machines_of(&view, |tenant| own.as_ref().is_none_or(|own| own.contains(&tenant))))
+    }
+
+    /// Every tenant that the caller may see, an owner their own: `tenant` (o), `name` (s).
+    ///
+    /// No options. Polkit action: `org.gpuward.inspect`; `org.gpuward.use-own` for owners.
+    #[zbus(out_args("tenants"))]
+    async fn list_tenants(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Vec<Answer>, BusError> {
+        let own = self.own_tenants(&header).await?;
+        Options::new(options)?.done()?;
+        let view = self.0.view();
+        let seen = view.tenants.iter().filter(|(id, _)| own.as_ref().is_none_or(|own| own.contains(*id)));
+        let told = seen.map(|(id, tenant)| {
+            let mut dict = Dict::new();
+            dict.put("tenant", paths::tenant(*id)).put("name", tenant.spec.name.clone());
+            dict.into_map()
+        });
+        Ok(told.collect())
     }
 
     /// Records a tenant: who may act for it, and what it may have.

@@ -80,6 +80,9 @@ pub(super) enum Command {
         #[command(subcommand)]
         command: Option<VfsCommand>,
     },
+    /// Looks at tenants, and makes, changes and removes them
+    #[command(subcommand)]
+    Tenant(TenantCommand),
     /// Makes, starts and ends virtual machines
     #[command(subcommand)]
     Machine(MachineCommand),
@@ -221,6 +224,41 @@ pub(super) enum PlanCommand {
         #[command(flatten)]
         devices: Devices,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum TenantCommand {
+    /// Lists tenants, one a line: who owns them, and how much of their quota is used
+    List,
+    /// Shows everything about a tenant
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Makes a tenant as a file says, or changes it; shows the difference first
+    Apply(TenantApply),
+    /// Forgets a tenant that has neither machines nor claims
+    Remove {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        request: Request,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct TenantApply {
+    /// Its specification (docs/tenants.md)
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// Show the difference only
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Do not ask
+    #[arg(short, long, conflicts_with = "dry_run")]
+    pub yes: bool,
+    #[command(flatten)]
+    pub request: Request,
 }
 
 #[derive(Debug, Subcommand)]

@@ -39,7 +39,7 @@ struct Claims {
 
 /// `gpuward claims`
 pub(super) fn list(context: &mut Context) -> Result<(), Stop> {
-    let objects = context.client()?.objects()?;
+    let objects = context.client()?.visible()?;
     let mut claims: Vec<_> = objects.iter().filter_map(|(path, object)| Some(told(&objects, path, object.get("Claim")?))).collect();
     claims.sort_by_key(|claim| claim.epoch);
     if context.output.is_json() {

@@ -95,7 +95,7 @@ async fn find(bus: &Connection, name: &MachineName) -> zbus::Result<OwnedObjectP
 }
 
 fn list(context: &mut Context) -> Result<(), Stop> {
-    let objects = context.client()?.objects()?;
+    let objects = context.client()?.visible()?;
     let all = objects.values().filter_map(|interfaces| Some(told(&objects, interfaces.get("Machine")?)));
     let mut machines: Vec<_> = all.collect();
     machines.sort_by(|one, other| (&one.tenant, &one.name).cmp(&(&other.tenant, &other.name)));
@@ -113,7 +113,7 @@ fn list(context: &mut Context) -> Result<(), Stop> {
 fn show(context: &mut Context, name: &MachineName) -> Result<(), Stop> {
     let client = context.client()?;
     let path = client.wait(find(client.bus(), name))?;
-    let objects = client.objects()?;
+    let objects = client.visible()?;
     let told = objects.get(path.as_str()).and_then(|interfaces| Some(told(&objects, interfaces.get("Machine")?)));
     let gone = || Stop::Failed(Box::new(Failure::new(ErrorKind::NoSuchMachine, format!("there is no machine {name} any more"))));
     let machine = told.ok_or_else(gone)?;

@@ -46,10 +46,11 @@ pub(super) fn machine_name(objects: &Objects, machine: &Record) -> String {
     format!("{}/{}", tenant_name(objects, machine.text("Tenant")), machine.text("Name"))
 }
 
-/// The name of the tenant at `path`. Until tenants can be made there is one, which has no object.
+/// The name of the tenant at `path`; of one that the caller does not see the path's last word.
 pub(super) fn tenant_name(objects: &Objects, path: &str) -> String {
     let tenant = objects.get(path).and_then(|interfaces| interfaces.get("Tenant"));
-    tenant.map_or_else(|| TenantId::BUILT_IN_NAME.to_owned(), |tenant| tenant.text("Name").to_owned())
+    let last = || path.rsplit('/').next().unwrap_or_default().to_owned();
+    tenant.map_or_else(last, |tenant| tenant.text("Name").to_owned())
 }
 
 fn from_node_device_name(text: &str) -> Option<PciAddress> {

@@ -235,7 +235,12 @@ fn living(root: &Path) -> Result<BTreeMap<Uuid, Running>, StandInError> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(&dir).map_err(failed)?.flatten() {
         let Some(name) = entry.file_name().to_str().and_then(|file| file.strip_suffix(".pid").map(str::to_owned)) else { continue };
-        let text = fs::read_to_string(entry.path()).map_err(failed)?;
+        let text = match fs::read_to_string(entry.path()) {
+            Ok(text) => text,
+            // The connection before this one has seen it end.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(failed(error)),
+        };
         let Some(pid) = text.trim().parse().ok().and_then(Pid::from_raw) else { continue };
         match uuid_of(pid) {
             Some(uuid) => drop(found.insert(uuid, Running { name, pid })),

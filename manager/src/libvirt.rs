@@ -10,6 +10,7 @@ mod error;
 mod events;
 mod facts;
 mod link;
+mod volume;
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ pub use domain::{Domain, Listed, Presence};
 pub use error::LibvirtError;
 pub use events::start_event_loop;
 pub use facts::{DomainType, HostFacts, hostdevs};
+pub use volume::{Backing, Chain, Volume};
 
 /// Where libvirt is.
 #[derive(Clone)]

@@ -8,13 +8,15 @@ mod look;
 mod metadata;
 mod process;
 mod run;
+mod storage;
 mod watch;
 
-pub use domain::{GUEST_DIR, domain_xml};
+pub use domain::{GUEST_DIR, Given, domain_xml};
 pub use look::{Look, Running, Subject, held_by};
 pub use metadata::Metadata;
 pub use process::Process;
 pub use run::{Launch, end_now, shut_down, start};
+pub use storage::{BackedBy, Link, backing};
 pub use watch::Watch;
 
 use uuid::Uuid;

@@ -291,10 +291,46 @@ fn node_xml(root: &Path, running: &BTreeMap<Uuid, Running>) -> String {
   <cpu><nodes>1</nodes><sockets>1</sockets><cores>{cpus}</cores><threads>1</threads><active>{cpus}</active><mhz>2000</mhz><model>x86_64</model></cpu>
   <memory>{memory}</memory>
   <network><name>default</name><uuid>6b2f5c1e-2f6a-4d55-9f0e-5c7f3f3f0001</uuid><bridge name='virbr0'/><ip address='192.168.122.1' netmask='255.255.255.0'/></network>
-  <pool type='dir'><name>tank</name><uuid>6b2f5c1e-2f6a-4d55-9f0e-5c7f3f3f0002</uuid><target><path>/tank</path></target></pool>
-{domains}</node>
-"
+{pools}{domains}</node>
+",
+        pools = pools()
     )
+}
+
+/// A volume of the simulated host: pool, name, format, and the path and format of what its header says backs it.
+type Volume = (&'static str, &'static str, &'static str, Option<(&'static str, &'static str)>);
+
+const VOLUMES: &[Volume] = &[
+    ("tank", "a", "raw", None),
+    ("tank", "train-1", "raw", None),
+    ("tank", "train-2", "qcow2", Some(("/tank/base", "raw"))),
+    ("tank", "base", "raw", None),
+    ("acme-pool", "a", "raw", None),
+    ("acme-pool", "overlay", "qcow2", Some(("/acme-pool/a", "raw"))),
+    ("acme-pool", "of-the-host", "qcow2", Some(("/etc/shadow", "raw"))),
+    ("acme-pool", "of-the-rival", "qcow2", Some(("/rival-pool/a", "raw"))),
+    ("rival-pool", "a", "raw", None),
+    ("shared-pool", "a", "raw", None),
+];
+
+fn pools() -> String {
+    let mut pools: BTreeMap<&str, String> = BTreeMap::new();
+    for (pool, name, format, backing) in VOLUMES {
+        let backing = backing.map_or_else(String::new, |(path, format)| {
+            format!("<backingStore><path>{path}</path><format type='{format}'/></backingStore>")
+        });
+        *pools.entry(pool).or_default() += &format!(
+            "<volume type='file'><name>{name}</name><capacity>1073741824</capacity>\
+             <target><path>/{pool}/{name}</path><format type='{format}'/></target>{backing}</volume>"
+        );
+    }
+    let numbered = (0x5c7f_3f3f_1000_u64..).zip(pools);
+    let pool = |(number, (pool, volumes)): (u64, (&str, String))| {
+        format!(
+            "  <pool type='dir'><name>{pool}</name><uuid>6b2f5c1e-2f6a-4d55-9f0e-{number:012x}</uuid><target><path>/{pool}</path></target>{volumes}</pool>\n"
+        )
+    };
+    numbered.map(pool).collect()
 }
 
 /// The XML of a domain with the test driver's own elements: transient, and running from the start.

@@ -171,7 +171,7 @@ fn at(device: &str) -> PciAddress {
 }
 
 fn spec(name: &str, devices: &str) -> MachineSpec {
-    let text = format!("format = 1\nname = \"{name}\"\nvcpus = 2\nmemory = \"1GiB\"\n[[disk]]\nvolume = \"tank/{name}\"\n{devices}");
+    let text = format!("format = 1\nname = \"{name}\"\nvcpus = 2\nmemory = \"1GiB\"\n[[disk]]\nvolume = \"tank/a\"\n{devices}");
     MachineSpec::parse(Node::from_toml(&text).unwrap()).unwrap()
 }
 

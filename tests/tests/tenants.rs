@@ -109,7 +109,7 @@ fn finish(client: &Client, job: OwnedObjectPath) -> Record {
 }
 
 fn run_machine(client: &Client, tenant: &str) -> String {
-    let spec = sent(machine("train", format!("{tenant}-pool/train")));
+    let spec = sent(machine("train", format!("{tenant}-pool/a")));
     let job = client.wait(async { ManagerProxy::new(client.bus()).await?.create_machine(spec, of(tenant)).await }).expect("admitted");
     let made = finish(client, job);
     assert_eq!(made.text("state"), "done", "{made:?}");
@@ -277,6 +277,34 @@ fn what_a_machine_names_has_to_be_its_tenants() {
     shares.insert("device", vec![options([("kind", "vf".into())])].into());
     shares.insert("hold", "defined".into());
     assert_eq!(host.refused("CreateMachine", &(shares, of("acme"))).kind, ErrorKind::LevelRefused);
+}
+
+#[test]
+fn what_backs_a_volume_has_to_lie_in_the_tenants_pools() {
+    let host = Host::start();
+    let start = |volume: &str| {
+        let mut spec = machine("x", String::new());
+        spec.insert("disk", vec![options([("volume", volume.to_owned().into()), ("format", "qcow2".into())])].into());
+        let made = host.done(MANAGER, "CreateMachine", &(spec, of("acme")));
+        let at = (made.text("machine"), "Machine");
+        let started = host.operated.finish(at, "Start", &(Options::new(),)).expect("admitted");
+        let xml = host.operated.client.properties(made.text("machine"), "Machine").expect("read");
+        let claims = xml.texts("Claims").len();
+        if started.text("state") == "done" {
+            host.done(at, "Kill", &(Options::new(),));
+        }
+        host.done(at, "Remove", &(Options::new(),));
+        let result = started.record("result");
+        (claims, format!("{} {}", result.text("error"), result.text("message")))
+    };
+    let foreign = "PreflightFailed disk[0].volume VOLUME is backed by what is not in a pool of the tenant's";
+    assert_eq!(start("acme-pool/overlay"), (1, " ".to_owned()));
+    for volume in ["acme-pool/of-the-host", "acme-pool/of-the-rival"] {
+        let (claims, said) = start(volume);
+        assert_eq!((claims, said.replace(volume, "VOLUME").as_str()), (0, foreign), "nothing stays claimed");
+    }
+    assert_eq!(start("acme-pool/a").1, "PreflightFailed disk[0].volume acme-pool/a is to be read as qcow2, and libvirt says it is \"raw\"");
+    assert_eq!(start("acme-pool/nowhere").1, "PreflightFailed disk[0].volume acme-pool/nowhere is not there");
 }
 
 #[test]

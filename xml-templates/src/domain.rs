@@ -110,8 +110,21 @@ pub struct Disk {
     pub source: DiskSource,
     /// How they are laid out.
     pub format: DiskFormat,
+    /// What backs it, nearest first; empty: nothing. `None`: libvirt reads that out of the image's header.
+    pub backing: Option<Vec<Backing>>,
     /// The guest may not write.
     pub readonly: bool,
+}
+
+/// An image that backs another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backing {
+    /// Where its bytes are.
+    pub path: Text,
+    /// That is a block device, not a file.
+    pub block: bool,
+    /// How they are laid out.
+    pub format: DiskFormat,
 }
 
 /// Where a disk's bytes are.

@@ -11,7 +11,8 @@ mod render;
 mod text;
 
 pub use domain::{
-    Claim, Cpu, DirectBoot, Disk, DiskFormat, DiskSource, Domain, DomainType, Firmware, Hostdev, Interface, InterfaceSource, Metadata,
+    Backing, Claim, Cpu, DirectBoot, Disk, DiskFormat, DiskSource, Domain, DomainType, Firmware, Hostdev, Interface, InterfaceSource,
+    Metadata,
 };
 pub use mmio::{BarSize, Mmio64, mmio64};
 pub use render::{NAMESPACE, RenderError, render_domain, render_hostdev};

@@ -99,7 +99,8 @@ fn apply(worker: &Worker, plan: &Plan, journal: &mut Journal) -> Applied {
     run_of(worker, &is_canceled, &on_step).apply(plan, journal)
 }
 
-fn undo_nothing(worker: &Worker, plan: &Plan, undone: super::Entry, failure: Failure) -> Box<Outcome> {
+/// Undoes the beginning of a plan of which nothing was changed, for the reason `failure`.
+pub fn undo_nothing(worker: &Worker, plan: &Plan, undone: super::Entry, failure: Failure) -> Box<Outcome> {
     let committed = commit_undone(worker, plan, undone);
     failed(committed.err().unwrap_or(failure))
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 use vfio::{Function, Host, Inventory, Kind, PciAddress, reset};
 
-use super::carry::{Task, carry_out, one_line};
+use super::carry::{Task, carry_out, one_line, undo_nothing};
 use super::devices::{first_of, observe};
 use super::give_back::GivingBack;
 use super::sanitise::{self, Cleaning, Dirty, How};
@@ -151,7 +151,6 @@ fn pending(claimant: &Claimant, bundle: &Free, inventory: &Inventory, epoch: u64
 /// How the job ends: the claims are gone again, or their bundles in quarantine.
 pub fn take(worker: &Worker, claimed: &Claimed) -> Result<(), Box<Outcome>> {
     let ids: Vec<_> = claimed.claims.keys().copied().collect();
-    let dropped = ids.clone();
     let task = Task {
         plan: claimed.plan.clone(),
         done: Box::new(move |ledger| {
@@ -161,9 +160,19 @@ pub fn take(worker: &Worker, claimed: &Claimed) -> Result<(), Box<Outcome>> {
                 }
             }
         }),
-        undone: Box::new(move |ledger| ledger.claims.retain(|id, _| !dropped.contains(id))),
+        undone: drop_all(claimed),
     };
     carry_out(worker, task)
+}
+
+/// Ends claims that were only recorded: nothing was taken from the host for them.
+pub fn forgo(worker: &Worker, claimed: &Claimed, why: Failure) -> Box<Outcome> {
+    undo_nothing(worker, &claimed.plan, drop_all(claimed), why)
+}
+
+fn drop_all(claimed: &Claimed) -> super::Entry {
+    let dropped: Vec<_> = claimed.claims.keys().copied().collect();
+    Box::new(move |ledger| ledger.claims.retain(|id, _| !dropped.contains(id)))
 }
 
 /// Looks at claimed devices once more, right before a guest gets them: with `managed='no'` libvirt trusts our word. One that sleeps is

@@ -97,7 +97,7 @@ pub fn hostdevs(xml: &str) -> Result<Vec<PciAddress>, roxmltree::Error> {
     Ok(sources.filter_map(|source| child(source, "address")).filter_map(address).collect())
 }
 
-fn child<'a, 'i>(node: Node<'a, 'i>, name: &str) -> Option<Node<'a, 'i>> {
+pub(super) fn child<'a, 'i>(node: Node<'a, 'i>, name: &str) -> Option<Node<'a, 'i>> {
     node.children().find(|child| child.has_tag_name(name))
 }
 

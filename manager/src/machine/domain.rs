@@ -5,7 +5,7 @@ use uuid::Uuid;
 use vfio::Function;
 use xml_templates::{BadText, BarSize, Cpu, Domain, Hostdev, Interface, Mmio64, Text, mmio64, render_domain};
 
-use super::{Metadata, domain_name};
+use super::{BackedBy, Link, Metadata, domain_name};
 use crate::failure::{ErrorKind, Failure};
 use crate::libvirt::{DomainType, HostFacts};
 use crate::spec::{CpuMode, DirectBoot, Disk, DiskFormat, DiskSource, Firmware, MachineSpec, NetworkSource};
@@ -13,17 +13,26 @@ use crate::spec::{CpuMode, DirectBoot, Disk, DiskFormat, DiskSource, Firmware, M
 /// Where what libvirt opens for a machine lies.
 pub const GUEST_DIR: &str = "/var/lib/libvirt/gpuward";
 
+/// What a machine's claims and its tenant's pools give to it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Given<'a> {
+    /// Devices that its guest gets.
+    pub devices: &'a [Function],
+    /// What backs each of its disks, in their order.
+    pub backing: &'a [BackedBy],
+}
+
 /// The XML of a machine's domain.
 ///
 /// # Errors
 /// The host cannot run it, or its specification has text that XML cannot hold.
-pub fn domain_xml(spec: &MachineSpec, devices: &[Function], metadata: &Metadata, host: &HostFacts) -> Result<String, Failure> {
+pub fn domain_xml(spec: &MachineSpec, given: Given<'_>, metadata: &Metadata, host: &HostFacts) -> Result<String, Failure> {
     spec.check_fits(host)?;
-    let domain = domain(spec, devices, metadata, host).map_err(|error| Failure::of(ErrorKind::InvalidSpec, &error))?;
+    let domain = domain(spec, given, metadata, host).map_err(|error| Failure::of(ErrorKind::InvalidSpec, &error))?;
     render_domain(&domain).map_err(|error| Failure::of(ErrorKind::Internal, &error))
 }
 
-fn domain(spec: &MachineSpec, devices: &[Function], metadata: &Metadata, host: &HostFacts) -> Result<Domain, BadText> {
+fn domain(spec: &MachineSpec, Given { devices, backing }: Given<'_>, metadata: &Metadata, host: &HostFacts) -> Result<Domain, BadText> {
     let name = domain_name(spec.uuid);
     Ok(Domain {
         domain_type: domain_type(host.domain_type),
@@ -36,7 +45,7 @@ fn domain(spec: &MachineSpec, devices: &[Function], metadata: &Metadata, host: &
         cpu: cpu(spec.cpu_mode, host.domain_type),
         firmware: firmware(spec.firmware),
         direct_boot: spec.direct_boot.as_ref().map(direct_boot).transpose()?,
-        disks: spec.disks.iter().map(disk).collect::<Result<_, _>>()?,
+        disks: disks(&spec.disks, backing)?,
         interfaces: interfaces(spec)?,
         // A guest is spoken to when there is something to say: attestation.
         vsock: false,
@@ -75,7 +84,15 @@ fn direct_boot(direct: &DirectBoot) -> Result<xml_templates::DirectBoot, BadText
     Ok(xml_templates::DirectBoot { kernel: Text::new(&*direct.kernel)?, initrd: given(&direct.initrd)?, cmdline: given(&direct.cmdline)? })
 }
 
-fn disk(disk: &Disk) -> Result<xml_templates::Disk, BadText> {
+// A disk of whose backing nothing is known is left to libvirt, as an administrator's path is.
+fn disks(disks: &[Disk], backing: &[BackedBy]) -> Result<Vec<xml_templates::Disk>, BadText> {
+    let backing = backing.iter().map(Option::as_deref).chain(std::iter::repeat(None));
+    disks.iter().zip(backing).map(|(of, backing)| disk(of, backing)).collect()
+}
+
+fn disk(disk: &Disk, backing: Option<&[Link]>) -> Result<xml_templates::Disk, BadText> {
+    let link =
+        |link: &Link| Ok(xml_templates::Backing { path: Text::new(&*link.path)?, block: link.block, format: disk_format(link.format) });
     Ok(xml_templates::Disk {
         source: match &disk.source {
             DiskSource::Path(path) => xml_templates::DiskSource::Path(Text::new(&**path)?),
@@ -83,12 +100,17 @@ fn disk(disk: &Disk) -> Result<xml_templates::Disk, BadText> {
                 xml_templates::DiskSource::Volume { pool: Text::new(&**pool)?, volume: Text::new(&**volume)? }
             }
         },
-        format: match disk.format {
-            DiskFormat::Raw => xml_templates::DiskFormat::Raw,
-            DiskFormat::Qcow2 => xml_templates::DiskFormat::Qcow2,
-        },
+        format: disk_format(disk.format),
+        backing: backing.map(|links| links.iter().map(link).collect()).transpose()?,
         readonly: disk.readonly,
     })
+}
+
+fn disk_format(format: DiskFormat) -> xml_templates::DiskFormat {
+    match format {
+        DiskFormat::Raw => xml_templates::DiskFormat::Raw,
+        DiskFormat::Qcow2 => xml_templates::DiskFormat::Qcow2,
+    }
 }
 
 fn interfaces(spec: &MachineSpec) -> Result<Vec<Interface>, BadText> {

@@ -33,6 +33,10 @@ fn gpus(addresses: &[&str]) -> Vec<Hostdev> {
 
 fn full() -> Domain {
     let volume = DiskSource::Volume { pool: text("tank"), volume: text("train-1") };
+    let backing = vec![
+        Backing { path: text("/tank/'b"), block: false, format: DiskFormat::Qcow2 },
+        Backing { path: text("/dev/vg/c"), block: true, format: DiskFormat::Raw },
+    ];
     Domain {
         metadata: Metadata {
             tenant: text("t00000000000000000000000000000000"),
@@ -41,8 +45,8 @@ fn full() -> Domain {
         },
         firmware: Firmware::Uefi,
         disks: vec![
-            Disk { source: volume, format: DiskFormat::Qcow2, readonly: false },
-            Disk { source: DiskSource::Path(text("/srv/a\"b'c<d>&.img")), format: DiskFormat::Raw, readonly: true },
+            Disk { source: volume, format: DiskFormat::Qcow2, backing: Some(backing), readonly: false },
+            Disk { source: DiskSource::Path(text("/srv/a\"b'c<d>&.img")), format: DiskFormat::Raw, backing: None, readonly: true },
         ],
         interfaces: vec![
             Interface { source: InterfaceSource::Network(text("acme-net")), mac: text("52:54:00:00:00:01") },

@@ -18,7 +18,7 @@ use crate::libvirt::{HostFacts, Presence};
 use crate::machine::{self, Launch, Metadata, Running, Subject};
 use crate::plan::Plan;
 use crate::request::Request;
-use crate::spec::{Hold, MachineSpec};
+use crate::spec::{Hold, MachineSpec, TenantSpec};
 use crate::view::{EventKind, MachineState, Subject as EventSubject};
 
 type Claims = BTreeMap<ClaimId, ClaimRecord>;
@@ -88,7 +88,8 @@ fn begin_start(engine: &mut Engine, job: JobId, machine: MachineId) -> Result<Wo
         return Err(Failure::new(ErrorKind::HypervisorFailed, "the connection to libvirt was lost"));
     };
     let request = engine.jobs.0.get(&job).map(|job| job.view.request_id.clone()).unwrap_or_default();
-    let start = Start { spec, tenant, claimed, subject, facts, request };
+    let policy = engine.ledger.tenant(tenant)?.clone();
+    let start = Start { spec, tenant, claimed, subject, facts, request, policy, backing: Vec::new() };
     Ok(Box::new(move |worker: &Worker| start.run(worker)))
 }
 
@@ -100,6 +101,8 @@ struct Start {
     subject: Subject,
     facts: HostFacts,
     request: String,
+    policy: TenantSpec,
+    backing: Vec<machine::BackedBy>,
 }
 
 impl Start {
@@ -112,12 +115,13 @@ impl Start {
     }
 
     fn run(mut self, worker: &Worker) -> Outcome {
+        worker.step("looking at its volumes", 0.0);
+        match machine::backing(&self.subject.libvirt, &self.spec, &self.policy) {
+            Ok(backing) => self.backing = backing,
+            Err(failure) => return self.refuse(worker, failure),
+        }
         if let Err(outcome) = claims::take(worker, &self.claimed) {
-            let reason = outcome.error.as_ref().map(|error| error.message.clone()).unwrap_or_default();
-            let machine = self.machine();
-            let state = outcome.error.as_ref().map_or(MachineState::Failed, after);
-            let recorded = worker.commit(move |ledger| set(ledger, machine, state, &reason));
-            return recorded.map_or_else(Outcome::failed, |()| *outcome);
+            return self.come_to_nothing(worker, *outcome);
         }
         let launch = match self.prepare(worker) {
             Ok(launch) => launch,
@@ -128,6 +132,23 @@ impl Start {
             Ok(outcome) => outcome,
             Err(failure) => self.clean_up(worker, failure),
         }
+    }
+
+    // Nothing was touched yet: what was claimed for this start alone is given up.
+    fn refuse(&self, worker: &Worker, failure: Failure) -> Outcome {
+        let outcome = match self.spec.hold {
+            Hold::Defined => Outcome::failed(failure),
+            Hold::Running => *claims::forgo(worker, &self.claimed, failure),
+        };
+        self.come_to_nothing(worker, outcome)
+    }
+
+    fn come_to_nothing(&self, worker: &Worker, outcome: Outcome) -> Outcome {
+        let reason = outcome.error.as_ref().map(|error| error.message.clone()).unwrap_or_default();
+        let state = outcome.error.as_ref().map_or(MachineState::Failed, after);
+        let machine = self.machine();
+        let recorded = worker.commit(move |ledger| set(ledger, machine, state, &reason));
+        recorded.map_or_else(Outcome::failed, |()| outcome)
     }
 
     // Right before libvirt gets them: with `managed='no'` it trusts our word that the devices are as they should be.
@@ -151,7 +172,8 @@ impl Start {
         let guest_dir = worker.host().path(machine::GUEST_DIR.trim_start_matches('/'));
         std::fs::create_dir_all(&guest_dir)
             .map_err(|error| Failure::new(ErrorKind::PreflightFailed, format!("cannot make {}: {error}", guest_dir.display())))?;
-        let xml = machine::domain_xml(&self.spec, &self.subject.devices, &metadata, &self.facts)?;
+        let given = machine::Given { devices: &self.subject.devices, backing: &self.backing };
+        let xml = machine::domain_xml(&self.spec, given, &metadata, &self.facts)?;
         Ok(Launch { subject: self.subject.clone(), xml, within: deadline(&self.spec) })
     }
 

@@ -27,9 +27,23 @@ fn gpu(gib: u64) -> Function {
     gpu
 }
 
+fn with(devices: &[Function]) -> Given<'_> {
+    Given { devices, backing: &[] }
+}
+
+#[test]
+fn what_backs_a_disk_is_said_to_the_end() {
+    let chain = [Some(vec![Link { path: "/golden/b".into(), block: false, format: DiskFormat::Raw }])];
+    let xml = domain_xml(&spec(""), Given { backing: &chain, ..Given::default() }, &metadata(), &HOST).unwrap();
+    let backed = xml.split_once("<backingStore type='file'>").expect("said").1;
+    assert!(backed.contains("<source file='/golden/b'/>") && backed.contains("<backingStore/>"), "{xml}");
+    let alone = domain_xml(&spec(""), Given { backing: &[Some(vec![])], ..Given::default() }, &metadata(), &HOST).unwrap();
+    assert_eq!(alone.matches("<backingStore").count(), 1, "nothing backs it, whatever its header says");
+}
+
 #[test]
 fn a_domain_carries_what_it_is_recognised_by() {
-    let xml = domain_xml(&spec(""), &[gpu(128)], &metadata(), &HOST).unwrap();
+    let xml = domain_xml(&spec(""), with(&[gpu(128)]), &metadata(), &HOST).unwrap();
     assert_eq!(Metadata::read(&xml), Some(metadata()));
     assert_eq!(hostdevs(&xml).unwrap(), [gpu(128).address]);
     assert!(xml.contains("<name>gpuward-6f3f24d4</name>") && xml.contains("managed='no'"), "{xml}");
@@ -39,7 +53,7 @@ fn a_domain_carries_what_it_is_recognised_by() {
 #[test]
 fn room_for_large_bars_is_made() {
     let hole = |devices: &[Function]| {
-        let xml = domain_xml(&spec(""), devices, &metadata(), &HOST).unwrap();
+        let xml = domain_xml(&spec(""), with(devices), &metadata(), &HOST).unwrap();
         xml.contains("<pcihole64")
     };
     assert!(hole(&[gpu(128)]));
@@ -48,7 +62,7 @@ fn room_for_large_bars_is_made() {
 
 #[test]
 fn emulation_does_not_pass_a_processor_through() {
-    let mode = |domain_type| domain(&spec(""), &[], &metadata(), &HostFacts { domain_type, ..HOST }).unwrap().cpu;
+    let mode = |domain_type| domain(&spec(""), Given::default(), &metadata(), &HostFacts { domain_type, ..HOST }).unwrap().cpu;
     assert_eq!(mode(DomainType::Kvm), Cpu::HostPassthrough);
     assert_eq!(mode(DomainType::Qemu), Cpu::Maximum);
 }
@@ -63,6 +77,6 @@ fn addresses_of_interfaces_stay_with_the_machine() {
 
 #[test]
 fn a_machine_larger_than_the_host_gets_no_domain() {
-    let failure = domain_xml(&spec(""), &[], &metadata(), &HostFacts { cpus: 2, ..HOST }).unwrap_err();
+    let failure = domain_xml(&spec(""), Given::default(), &metadata(), &HostFacts { cpus: 2, ..HOST }).unwrap_err();
     assert_eq!(failure.message, "vcpus is 4; the host has 2 processors");
 }

@@ -16,6 +16,7 @@ mod job;
 mod machine;
 mod manager;
 mod paths;
+mod preflight;
 mod publisher;
 mod service;
 mod shutdown;

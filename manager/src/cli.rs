@@ -17,6 +17,7 @@ mod machine;
 mod monitor;
 mod names;
 mod output;
+mod preflight;
 mod quarantine;
 mod spec;
 mod stop;
@@ -72,6 +73,7 @@ fn run(context: &mut Context, command: Command) -> Result<(), Stop> {
         Command::Assign { devices, force, request } => change::apply(context, Wish::Assign(force), &devices.devices, &request),
         Command::Release { devices, request } => change::apply(context, Wish::Release, &devices.devices, &request),
         Command::Doctor { tree } => doctor::run(context, &tree),
+        Command::Preflight { name, file } => preflight::run(context, &name, file.as_deref()),
         Command::Reset(device) => quarantine::reset(context, &device),
         Command::History(of) => history::run(context, &of),
         Command::Quarantine(command) => quarantine::run(context, command),

@@ -39,6 +39,10 @@ pub trait Manager {
     /// What stands between this host and handing out its devices: `{check s, subject s, severity s, message s, evidence as, remedy s}`.
     fn doctor(&self, options: Options<'_>) -> zbus::Result<Vec<Dict>>;
 
+    /// What speaks against starting `machine s`, or one of `spec a{sv}`, of `tenant s`: `{code s, severity s, subject s, message s, evidence as, remedy s}`.
+    #[zbus(allow_interactive_auth)]
+    fn preflight(&self, request: Spec) -> zbus::Result<Vec<Dict>>;
+
     /// What would be done for goals `{goal s: assign or release, device s: address, force b}`.
     ///
     /// Answers `steps` (`{stage u, device s, knob s, from s, to s}`), `refusals` (failures as dictionaries), and the plan's `digest`.

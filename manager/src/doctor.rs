@@ -12,7 +12,8 @@ mod device;
 mod host;
 mod readings;
 
-pub use readings::Readings;
+pub(crate) use host::kernel_version;
+pub use readings::{IommuUnit, Readings};
 
 /// How grave a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -306,6 +306,7 @@ impl Engine {
                 self.dispatch();
             }
             Message::Ask(Ask::Plan(goals, reply)) => reply(self.report(&goals)),
+            Message::Ask(Ask::Preflight(planned, reply)) => reply(machines::case(self, planned)),
             Message::Ask(Ask::History(device, reply)) => reply(self.history_of(device)),
             Message::Ask(Ask::Cancel(job, reply)) => reply(self.cancel(job)),
             Message::Step { job, step, progress, rolling_back } => self.note_step(job, step, progress, rolling_back),

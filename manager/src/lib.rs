@@ -22,6 +22,7 @@ pub mod libvirt;
 pub mod machine;
 pub mod pins;
 pub mod plan;
+pub mod preflight;
 pub mod request;
 pub mod restore;
 pub mod spec;

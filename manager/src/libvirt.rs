@@ -5,6 +5,7 @@
 //! Nothing here is called on the engine's thread.
 
 mod call;
+mod capabilities;
 mod domain;
 mod error;
 mod events;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use uuid::Uuid;
 use virt::connect::Connect;
 
+pub use capabilities::{Capabilities, Told};
 pub use domain::{Domain, Listed, Presence};
 pub use error::LibvirtError;
 pub use events::start_event_loop;

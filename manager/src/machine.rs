@@ -11,7 +11,7 @@ mod run;
 mod storage;
 mod watch;
 
-pub use domain::{GUEST_DIR, Given, domain_xml};
+pub use domain::{GUEST_DIR, Given, domain_xml, wide_bars};
 pub use look::{Look, Running, Subject, held_by};
 pub use metadata::Metadata;
 pub use process::Process;

@@ -7,6 +7,7 @@ use vfio::{Identity, PciAddress};
 
 use crate::failure::Failure;
 use crate::id::{ClaimId, JobId, MachineId, TenantId};
+use crate::preflight::Case;
 use crate::spec::{ClaimSpec, MachineSpec, TenantSpec};
 
 /// One wish about a device: what `Plan` and `Apply` take.
@@ -158,12 +159,28 @@ pub struct PlanStep {
     pub to: String,
 }
 
+/// A start that is only thought of.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Planned {
+    /// Of a machine that there is.
+    Machine(MachineId),
+    /// Of one that could be made.
+    Spec {
+        /// Whose.
+        tenant: TenantId,
+        /// What it would be.
+        spec: Box<MachineSpec>,
+    },
+}
+
 /// What the engine's thread is asked.
 pub enum Ask {
     /// A change; answered with its job as soon as it is admitted.
     Submit(Submission, Reply<JobId>),
     /// What would be done.
     Plan(Vec<Goal>, Reply<PlanReport>),
+    /// What a pre-flight has to look at; nothing is claimed.
+    Preflight(Planned, Reply<Case>),
     /// Where the history of a device is kept, and under which identity.
     History(PciAddress, Reply<(PathBuf, Identity)>),
     /// Stops a job before its next change and rolls it back.
@@ -174,6 +191,7 @@ impl fmt::Debug for Ask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Submit(submission, _) => f.debug_tuple("Submit").field(submission).finish(),
+            Self::Preflight(planned, _) => f.debug_tuple("Preflight").field(planned).finish(),
             Self::History(device, _) => f.debug_tuple("History").field(device).finish(),
             Self::Plan(goals, _) => f.debug_tuple("Plan").field(goals).finish(),
             Self::Cancel(job, _) => f.debug_tuple("Cancel").field(job).finish(),

@@ -14,12 +14,14 @@ use super::dict::{Dict, Options, Received, shortened, tree_of};
 use super::error::BusError;
 use super::guard::Belongs;
 use super::paths::{self, Path};
+use super::preflight::Wanted;
 use super::service::{Conditions, Service, parse_device};
 use crate::config::Use;
 use crate::doctor::{self, Finding};
 use crate::failure::{ErrorKind, Failure};
 use crate::id::{JobId, MachineId, TenantId};
-use crate::request::{Ask, Goal, PlanStep, Request, TenantChange};
+use crate::preflight;
+use crate::request::{Ask, Goal, PlanStep, Planned, Request, TenantChange};
 use crate::spec::{ClaimSpec, MachineSpec, TenantSpec};
 use crate::view::{MachineView, View};
 
@@ -30,7 +32,7 @@ pub(super) type Answer = HashMap<String, Variant<'static>>;
 pub(super) struct Manager(pub(super) Arc<Service>);
 
 /// What this daemon can do beyond version 1.0 of the interface; grows with what is added.
-const FEATURES: [&str; 7] = ["assign", "claims", "doctor", "machines", "reset", "tenants", "vfs"];
+const FEATURES: [&str; 8] = ["assign", "claims", "doctor", "machines", "preflight", "reset", "tenants", "vfs"];
 
 impl Manager {
     /// The tenant with this name, for a caller who may do `action` for it. To others absent and foreign ones are alike.
@@ -38,6 +40,21 @@ impl Manager {
         let found = self.0.view().tenant_called(name);
         let caller = self.0.check_own(header, (action, Belongs::ToTenant(found, None)), shortened(name)).await?;
         Ok((caller, found.ok_or_else(|| no_tenant(name))?))
+    }
+
+    /// The machine of a tenant that the caller may look at, by its name.
+    fn machine(&self, id: TenantId, tenant: &str, name: &str) -> Result<MachineId, Failure> {
+        let view = self.0.view();
+        let found = view.machines.iter().find(|(_, machine)| machine.tenant == id && machine.name == name);
+        let absent = || Failure::new(ErrorKind::NoSuchMachine, format!("tenant {tenant} has no machine {:?}", shortened(name)));
+        found.map(|(id, _)| *id).ok_or_else(|| absent().remedy("`gpuward machine list` shows the machines there are"))
+    }
+
+    /// Whether the caller may name what a specification names.
+    async fn may_name(&self, header: &Header<'_>, spec: &MachineSpec) -> Result<(), Failure> {
+        let Some(key) = spec.needs_administrator() else { return Ok(()) };
+        let named = |failure: Failure| failure.because(format!("{key} names what libvirt would open as root"));
+        self.0.check(header, Action::Configure, &key).await.map(drop).map_err(named)
     }
 
     /// The tenants that the caller may list, with their machines; `None`: all.
@@ -128,12 +145,7 @@ impl Manager {
     #[zbus(out_args("machine"))]
     async fn get_machine(&self, tenant: &str, name: &str, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
         let id = self.tenant(&header, Action::Inspect, tenant).await?.1;
-        let view = self.0.view();
-        let found = view.machines.iter().find(|(_, machine)| machine.tenant == id && machine.name == name);
-        let absent = || Failure::new(ErrorKind::NoSuchMachine, format!("tenant {tenant} has no machine {:?}", shortened(name)));
-        found
-            .map(|(id, _)| paths::machine(*id))
-            .ok_or_else(|| absent().remedy("`gpuward machine list` shows the machines there are").into())
+        Ok(paths::machine(self.machine(id, tenant, name)?))
     }
 
     /// Every machine that the caller may see, an owner those of their tenants: `machine` (o), `name` (s), `tenant` (s), `state` (s).
@@ -197,10 +209,7 @@ impl Manager {
         options.text("tenant")?;
         options.done()?;
         let spec = MachineSpec::parse(tree_of(&spec)?)?;
-        if let Some(key) = spec.needs_administrator() {
-            let named = |failure: Failure| failure.because(format!("{key} names what libvirt would open as root"));
-            self.0.check(&header, Action::Configure, &key).await.map_err(named)?;
-        }
+        self.may_name(&header, &spec).await?;
         self.0.submit(caller, Request::CreateMachine { tenant, spec: Box::new(spec) }, conditions).await
     }
 
@@ -250,6 +259,34 @@ impl Manager {
         let look = move || doctor::examine(&host, &view.inventory, &wanted);
         let findings = tokio::task::spawn_blocking(look).await.map_err(|error| Failure::of(ErrorKind::Internal, &error))?;
         Ok(findings.iter().map(finding).collect())
+    }
+
+    /// What speaks against starting a machine here and now, as each start looks itself before it changes anything; nothing is changed and nothing claimed.
+    ///
+    /// `request` has `tenant` (s: its name, default `default`) and either `machine` (s: the name of one of its machines, which is off) or `spec`
+    /// (a{sv}: as for `CreateMachine`). Each finding has `code` (s: stable, as in `docs/preflight.md`), `severity` (s: `error`, the start would be
+    /// refused; `warning`; `info`), `subject` (s: an address; empty for the whole), `message` (s), `evidence` (as) and `remedy` (s), the gravest first.
+    /// What cannot be observed is an `info` that says so. The set of codes may grow.
+    ///
+    /// Refusals: InvalidSpec, UnknownOption, NotSupported, LevelRefused, NoSuchTenant, NoSuchMachine, Conflict (it is not off), HypervisorFailed;
+    /// NotAuthorized for networks and pools that are not the tenant's.
+    /// Polkit actions: `org.gpuward.inspect`, `org.gpuward.use-own` for owners; host paths, bridges and kernels in `spec` need `org.gpuward.configure` too.
+    #[zbus(out_args("findings"))]
+    async fn preflight(&self, request: Received, #[zbus(header)] header: Header<'_>) -> Result<Vec<Answer>, BusError> {
+        let name = named_tenant(&request);
+        let tenant = self.tenant(&header, Action::Inspect, name).await?.1;
+        let planned = match Wanted::parse(&request)? {
+            Wanted::Machine(machine) => Planned::Machine(self.machine(tenant, name, &machine)?),
+            Wanted::Spec(spec) => {
+                self.may_name(&header, &spec).await?;
+                Planned::Spec { tenant, spec }
+            }
+        };
+        let case = self.0.ask(|reply| Ask::Preflight(planned, reply)).await?;
+        let host = self.0.host.clone();
+        let look = move || preflight::examine(&host, &case);
+        let findings = tokio::task::spawn_blocking(look).await.map_err(|error| Failure::of(ErrorKind::Internal, &error))?;
+        Ok(findings.iter().map(super::preflight::finding).collect())
     }
 
     /// How a job ended, for a client that came late: what `Job.Wait` answers, with the state of one that is not over. Polkit action: `org.gpuward.inspect`.

@@ -75,6 +75,14 @@ pub(super) enum Command {
         #[command(flatten)]
         tree: Tree,
     },
+    /// Says what speaks against starting a machine here and now, without starting it
+    Preflight {
+        /// Name, or tenant/name
+        name: MachineName,
+        /// A specification to look at instead (docs/machine-spec.md): there need be no such machine
+        #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: Option<PathBuf>,
+    },
     /// Lists virtual functions below the functions they are parts of, and makes them
     Vfs {
         #[command(subcommand)]

@@ -154,7 +154,7 @@ fn lockdown(readings: &Readings) -> Option<Finding> {
 }
 
 fn huge_bars(patient: Patient<'_>) -> Option<Finding> {
-    let version = version(&patient.readings.release).filter(|version| *version < HUGE_MAPPINGS)?;
+    let version = kernel_version(&patient.readings.release).filter(|version| *version < HUGE_MAPPINGS)?;
     let largest =
         |function: &Function| function.bars.iter().filter(|bar| bar.memory).map(|bar| bar.size).max().filter(|size| *size >= HUGE_BAR);
     let huge: Vec<_> = patient.devices().filter_map(|function| Some((function.address, largest(function)?))).collect();
@@ -167,7 +167,8 @@ fn huge_bars(patient: Patient<'_>) -> Option<Finding> {
     Some(finding.remedy("a kernel from 6.15 on, with QEMU from 9.2 on"))
 }
 
-fn version(release: &str) -> Option<(u32, u32)> {
+/// Major and minor of a kernel's release.
+pub(crate) fn kernel_version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(['.', '-']).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }

@@ -51,6 +51,8 @@ pub struct IommuUnit {
     pub capability: Option<u64>,
     /// Extended capability register of Intel's (11.4.3).
     pub extended: Option<u64>,
+    /// Extended features of AMD's, as the kernel writes them: one register or two, in an order that has changed.
+    pub features: Option<String>,
 }
 
 const HOOK: &str = "etc/libvirt/hooks/qemu.d/50-gpuward";
@@ -87,7 +89,8 @@ fn unit(host: &Host, name: String) -> IommuUnit {
         let text = host.read(format!("sys/class/iommu/{name}/intel-iommu/{file}")).ok().flatten()?;
         u64::from_str_radix(text.trim_start_matches("0x"), 16).ok()
     };
-    IommuUnit { capability: register("cap"), extended: register("ecap"), name }
+    let features = host.read(format!("sys/class/iommu/{name}/amd-iommu/features")).ok().flatten();
+    IommuUnit { capability: register("cap"), extended: register("ecap"), features, name }
 }
 
 /// `integrity` of `none [integrity] confidentiality`.

@@ -16,7 +16,7 @@ struct Case {
 
 impl Case {
     fn new() -> Self {
-        let unit = IommuUnit { name: "dmar0".into(), capability: Some(0x2f_0000), extended: Some(0b1000) };
+        let unit = IommuUnit { name: "dmar0".into(), capability: Some(0x2f_0000), extended: Some(0b1000), features: None };
         let readings = Readings {
             release: "6.18.2-amd64".into(),
             iommus: vec![unit],

@@ -17,12 +17,14 @@ use crate::id::{ClaimId, JobId, MachineId};
 use crate::ledger::{ClaimRecord, Standing};
 use crate::libvirt::{HostFacts, Libvirt, Notice, Source, hostdevs};
 use crate::machine::{Look, Metadata, Process, Running, Subject, Watch};
-use crate::request::{Request, Submission};
+use crate::preflight::Case;
+use crate::request::{Planned, Request, Submission};
 use crate::spec::Hold;
 use crate::view::MachineState;
 
 mod admit;
 mod place;
+mod preflight;
 mod view;
 mod work;
 
@@ -130,6 +132,11 @@ fn tell(inbox: &std::sync::mpsc::Sender<Message>, hint: Hint) {
 /// Whether a request may become a job, and what that is about.
 pub(super) fn admit(engine: &mut Engine, submission: &Submission) -> Result<Concern, Failure> {
     admit::admit(engine, &submission.request)
+}
+
+/// Thinks a start through, for a pre-flight.
+pub(super) fn case(engine: &mut Engine, planned: Planned) -> Result<Case, Failure> {
+    preflight::case(engine, planned)
 }
 
 /// Records what is about to happen and gives what is to run.

@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
-use vfio::Function;
+use vfio::{Bar, Function};
 use xml_templates::{BadText, BarSize, Cpu, Domain, Hostdev, Interface, Mmio64, Text, mmio64, render_domain};
 
 use super::{BackedBy, Link, Metadata, domain_name};
@@ -134,11 +134,15 @@ fn derived_mac(uuid: Uuid, index: u8) -> String {
 }
 
 fn window(devices: &[Function], host: &HostFacts, firmware: Firmware) -> Mmio64 {
+    let wide: Vec<_> = wide_bars(devices).map(|bar| BarSize(bar.size)).collect();
+    mmio64(&wide, host.address_bits, firmware != Firmware::Bios)
+}
+
+/// The memory regions of devices that go above 4 GiB of a guest.
+pub fn wide_bars(devices: &[Function]) -> impl Iterator<Item = &Bar> {
     /// The expansion ROM's number among a function's regions.
     const ROM: u8 = 6;
-    let bars = devices.iter().flat_map(|function| &function.bars);
-    let wide: Vec<_> = bars.filter(|bar| bar.memory && bar.wide && bar.index != ROM).map(|bar| BarSize(bar.size)).collect();
-    mmio64(&wide, host.address_bits, firmware != Firmware::Bios)
+    devices.iter().flat_map(|function| &function.bars).filter(|bar| bar.memory && bar.wide && bar.index != ROM)
 }
 
 #[cfg(test)]

@@ -4,8 +4,10 @@
 needs: 2 H100
 """
 
+import json
 import os
 import signal
+import subprocess
 
 import gpuward
 import lib
@@ -28,3 +30,10 @@ except gpuward.Refused as refused:
 os.kill(gpuward.leader(path), signal.SIGKILL)
 gpuward.freed(path, gpu)
 lib.equal("it stays in the pool", "vfio-pci", lib.link(lib.device(gpu, "driver")))
+
+# What a simulated host cannot be asked: libvirt's word of QEMU, the widths of a real IOMMU, a real /proc.
+findings = json.loads(subprocess.run(["gpuward", "--json", "preflight", "train-1"], capture_output=True, text=True).stdout)["findings"]
+lib.sh("gpuward preflight train-1")
+lib.equal("nothing speaks against another start", [], [found for found in findings if found["severity"] == "error"])
+unknown = {found["code"] for found in findings if found["severity"] == "info"}
+lib.check("libvirt, the IOMMU and memory are known", not unknown & {"hypervisor", "iommu-width", "free-memory", "mmio-window"}, unknown)

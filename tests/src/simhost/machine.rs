@@ -1,6 +1,8 @@
 //! The parts of a simulated host that are no PCI function: memory, CPUs, the kernel's name and modules, processes.
 
+use std::fs::{self, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::description::{Description, Process};
@@ -37,7 +39,8 @@ pub fn lay(tree: &Tree, description: &Description) -> io::Result<()> {
     tree.write("proc/sys/kernel/osrelease", format!("{RELEASE}\n"))?;
     tree.write("proc/sys/kernel/random/boot_id", format!("{boot_id}\n"))?;
     tree.write("proc/cmdline", format!("BOOT_IMAGE=/boot/vmlinuz-{RELEASE} root=/dev/sda2 ro quiet{iommu}\n"))?;
-    tree.write("proc/meminfo", format!("MemTotal: {:>15} kB\n", description.memory_gib << 20))?;
+    let memory = description.memory_gib << 20;
+    tree.write("proc/meminfo", format!("MemTotal: {memory:>15} kB\nMemAvailable: {:>11} kB\n", memory / 10 * 9))?;
     tree.write("proc/mounts", format!("/dev/sda2 / ext4 rw,relatime 0 0\n{}\n", description.mounts.join("\n")))?;
     tree.write(format!("lib/modules/{RELEASE}/modules.alias"), ALIASES)?;
     tree.write("sys/bus/pci/drivers_probe", "")?;
@@ -45,6 +48,8 @@ pub fn lay(tree: &Tree, description: &Description) -> io::Result<()> {
     tree.write("sys/bus/pci/drivers_autoprobe", "1\n")?;
     tree.write("sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "N\n")?;
     tree.write("dev/vfio/vfio", "")?;
+    // As udev has it (rules.d/50-udev-default.rules).
+    fs::set_permissions(tree.root().join("dev/vfio/vfio"), Permissions::from_mode(0o666))?;
     tree.make_dir("sys/kernel/iommu_groups")?;
     tree.make_dir("sys/class/iommu")?;
     if description.iommu {
@@ -62,6 +67,8 @@ fn lay_cpus(tree: &Tree, description: &Description) -> io::Result<()> {
     let each = description.cpus / description.numa_nodes;
     for node in 0..description.numa_nodes {
         tree.write(format!("sys/devices/system/node/node{node}/cpulist"), range(node * each, each))?;
+        let free = (description.memory_gib << 20) / u64::from(description.numa_nodes) / 10 * 9;
+        tree.write(format!("sys/devices/system/node/node{node}/meminfo"), format!("Node {node} MemFree: {free:>15} kB\n"))?;
     }
     tree.write("sys/devices/system/node/online", range(0, description.numa_nodes))
 }

@@ -130,7 +130,7 @@ pub(super) fn admit_removal(engine: &Engine, machine: MachineId) -> Result<(), F
 }
 
 /// What libvirt said of the host.
-fn connected(engine: &Engine) -> Result<crate::libvirt::HostFacts, Failure> {
+pub(super) fn connected(engine: &Engine) -> Result<crate::libvirt::HostFacts, Failure> {
     match &engine.machines.libvirt {
         Some(libvirt) => Ok(libvirt.check()?),
         None => Err(Failure::new(ErrorKind::HypervisorFailed, "gpuwardd runs without a hypervisor")),

@@ -17,6 +17,7 @@ use crate::ledger::{ClaimRecord, Ledger, MachineRecord};
 use crate::libvirt::{HostFacts, Presence};
 use crate::machine::{self, Launch, Metadata, Running, Subject};
 use crate::plan::Plan;
+use crate::preflight;
 use crate::request::Request;
 use crate::spec::{Hold, MachineSpec, TenantSpec};
 use crate::view::{EventKind, MachineState, Subject as EventSubject};
@@ -120,6 +121,10 @@ impl Start {
             Ok(backing) => self.backing = backing,
             Err(failure) => return self.refuse(worker, failure),
         }
+        worker.step("looking whether it can run here", 0.0);
+        if let Err(failure) = self.can_run(worker) {
+            return self.refuse(worker, failure);
+        }
         if let Err(outcome) = claims::take(worker, &self.claimed) {
             return self.come_to_nothing(worker, *outcome);
         }
@@ -132,6 +137,15 @@ impl Start {
             Ok(outcome) => outcome,
             Err(failure) => self.clean_up(worker, failure),
         }
+    }
+
+    fn can_run(&self, worker: &Worker) -> Result<(), Failure> {
+        let Subject { libvirt, devices, .. } = &self.subject;
+        let findings = preflight::look(worker.host(), libvirt, (&self.spec, devices, &self.facts));
+        for finding in &findings {
+            tracing::info!(machine = %self.machine().0, code = finding.code, severity = finding.severity.word(), "{finding}");
+        }
+        preflight::refusal(&findings).map_or(Ok(()), Err)
     }
 
     // Nothing was touched yet: what was claimed for this start alone is given up.

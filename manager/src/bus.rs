@@ -9,6 +9,7 @@ mod clients;
 mod device;
 mod dict;
 mod error;
+mod explain;
 mod group;
 mod guard;
 mod history;

@@ -5,6 +5,7 @@
 mod args;
 mod change;
 mod claim;
+mod console;
 mod device;
 mod doctor;
 mod follow;

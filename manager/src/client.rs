@@ -11,7 +11,7 @@ use std::future::Future;
 
 use tokio::runtime::Runtime;
 use zbus::fdo::ObjectManagerProxy;
-use zbus::{Connection, MatchRule, MessageStream, ObjectPath, OwnedObjectPath, OwnedVariant, Variant, connection, fdo};
+use zbus::{Connection, MatchRule, MessageStream, ObjectPath, OwnedFd, OwnedObjectPath, OwnedVariant, Variant, connection, fdo};
 
 use crate::failure::{ErrorKind, Failure};
 
@@ -151,6 +151,17 @@ pub trait Machine {
     /// Ends the domain at once.
     #[zbus(allow_interactive_auth)]
     fn kill(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// Asks the guest to reboot.
+    #[zbus(allow_interactive_auth)]
+    fn reboot(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// A stream socket to and from its serial console.
+    #[zbus(allow_interactive_auth)]
+    fn open_console(&self, options: Options<'_>) -> zbus::Result<OwnedFd>;
+
+    /// Why it is as it is: `state s`, `reason s`, `waits-for s`, `error a{sv}`, …
+    fn explain(&self, options: Options<'_>) -> zbus::Result<Dict>;
 
     /// Forgets it.
     #[zbus(allow_interactive_auth)]

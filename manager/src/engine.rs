@@ -309,6 +309,7 @@ impl Engine {
             Message::Ask(Ask::Preflight(planned, reply)) => reply(machines::case(self, planned)),
             Message::Ask(Ask::History(device, reply)) => reply(self.history_of(device)),
             Message::Ask(Ask::Cancel(job, reply)) => reply(self.cancel(job)),
+            Message::Ask(Ask::Console(machine, reply)) => machines::open_console(self, machine, reply),
             Message::Step { job, step, progress, rolling_back } => self.note_step(job, step, progress, rolling_back),
             Message::Commit(entry, reply) => {
                 let committed = self.commit(entry).map(|()| Box::new(self.ledger.clone()));

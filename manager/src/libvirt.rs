@@ -6,6 +6,7 @@
 
 mod call;
 mod capabilities;
+mod console;
 mod domain;
 mod error;
 mod events;
@@ -14,6 +15,7 @@ mod link;
 mod volume;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,10 +23,11 @@ use uuid::Uuid;
 use virt::connect::Connect;
 
 pub use capabilities::{Capabilities, Told};
+pub use console::Console;
 pub use domain::{Domain, Listed, Presence};
 pub use error::LibvirtError;
 pub use events::start_event_loop;
-pub use facts::{DomainType, HostFacts, hostdevs};
+pub use facts::{DomainType, Given, HostFacts, agent_is_connected, given, hostdevs};
 pub use volume::{Backing, Chain, Volume};
 
 /// Where libvirt is.
@@ -32,15 +35,16 @@ pub use volume::{Backing, Chain, Volume};
 pub enum Source {
     /// Opened by us, again after each loss. `Kill` opens one of its own, so that it works while others wait.
     Uri(String),
-    /// Opened already. The test driver keeps its state in the connection, so there every call uses this one.
-    Open(Connect),
+    /// Opened already. The test driver keeps its state in the connection, so there every call uses this one. It has no consoles:
+    /// `<name>.console` in this folder is a socket that stands in for a domain's.
+    Open(Connect, PathBuf),
 }
 
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Uri(uri) => f.debug_tuple("Uri").field(uri).finish(),
-            Self::Open(_) => f.write_str("Open"),
+            Self::Open(..) => f.write_str("Open"),
         }
     }
 }
@@ -57,6 +61,8 @@ pub enum Notice {
     },
     /// The domain with this UUID changed somehow; it need not be ours.
     Changed(Uuid),
+    /// The guest of the domain with this UUID was reset.
+    Rebooted(Uuid),
 }
 
 /// Takes hints, from threads of libvirt's: it must not block.
@@ -114,7 +120,7 @@ impl Libvirt {
         let source = self.link.source().clone();
         call::within(name, within, move || match source {
             Source::Uri(uri) => ask(&Connect::open(Some(&uri))?),
-            Source::Open(connect) => ask(&connect),
+            Source::Open(connect, _) => ask(&connect),
         })
     }
 }

@@ -3,6 +3,8 @@
 //! A machine is *gone* when libvirt says that its UUID is inactive or unknown, and its QEMU is dead, and no process holds its VFIO
 //! nodes: only then may its devices be given to anybody else. Everything in here may wait, so it runs in workers' threads.
 
+mod console;
+mod deadline;
 mod domain;
 mod look;
 mod metadata;
@@ -11,11 +13,13 @@ mod run;
 mod storage;
 mod watch;
 
+pub use console::carry;
+pub use deadline::Deadline;
 pub use domain::{GUEST_DIR, Given, domain_xml, wide_bars};
 pub use look::{Look, Running, Subject, held_by};
 pub use metadata::Metadata;
 pub use process::Process;
-pub use run::{Launch, end_now, shut_down, start};
+pub use run::{Launch, end_now, reboot, shut_down, start};
 pub use storage::{BackedBy, Link, backing};
 pub use watch::Watch;
 

@@ -1,6 +1,7 @@
 //! What may be asked of the engine.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use vfio::{Identity, PciAddress};
@@ -68,6 +69,8 @@ pub enum Request {
     StopMachine(MachineId),
     /// Ends the domain at once.
     KillMachine(MachineId),
+    /// Asks the guest to reboot.
+    RebootMachine(MachineId),
     /// Forgets a machine that is off.
     RemoveMachine(MachineId),
     /// Claims devices for a domain that another manager runs.
@@ -185,6 +188,8 @@ pub enum Ask {
     History(PciAddress, Reply<(PathBuf, Identity)>),
     /// Stops a job before its next change and rolls it back.
     Cancel(JobId, Reply<()>),
+    /// Opens the console of a machine: answered from another thread, with a stream socket.
+    Console(MachineId, Reply<OwnedFd>),
 }
 
 impl fmt::Debug for Ask {
@@ -194,6 +199,7 @@ impl fmt::Debug for Ask {
             Self::Preflight(planned, _) => f.debug_tuple("Preflight").field(planned).finish(),
             Self::History(device, _) => f.debug_tuple("History").field(device).finish(),
             Self::Plan(goals, _) => f.debug_tuple("Plan").field(goals).finish(),
+            Self::Console(machine, _) => f.debug_tuple("Console").field(machine).finish(),
             Self::Cancel(job, _) => f.debug_tuple("Cancel").field(job).finish(),
         }
     }

@@ -13,6 +13,7 @@ use crate::config::Use;
 use crate::failure::Failure;
 use crate::id::{ClaimId, JobId, MachineId, TenantId};
 use crate::ledger::Usage;
+use crate::machine::Deadline;
 use crate::spec::TenantSpec;
 
 /// Everything that clients may see, at one moment.
@@ -242,14 +243,31 @@ pub struct MachineView {
     pub isolation_level: &'static str,
     /// Process id of QEMU; 0 where there is none.
     pub leader: u32,
-    /// What the guest itself says (`unknown` until it can speak).
+    /// What is known of the guest from outside (`unknown`, `started`, `agent-connected`, `agent-lost`, `asleep`).
     pub guest_state: &'static str,
+    /// How often the guest was reset since the daemon saw it first; 0 while nothing of it runs.
+    pub reboots: u32,
+    /// Its claims' devices.
+    pub devices: Vec<GivenView>,
+    /// How long what is being done to it may take.
+    pub deadline: Option<Deadline>,
     /// The last failure, cleared by the next start.
     pub error: Option<Failure>,
     /// The libvirt XML it runs with; empty while off.
     pub domain_xml: String,
     /// The generation of the view in which it last changed.
     pub generation: u64,
+}
+
+/// A device of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GivenView {
+    /// Where it sits on the host.
+    pub device: PciAddress,
+    /// The claim that it belongs to.
+    pub claim: ClaimId,
+    /// Where the guest finds it; `None` while its domain does not have it.
+    pub guest: Option<PciAddress>,
 }
 
 /// Where a machine is in its life.

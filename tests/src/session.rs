@@ -16,7 +16,6 @@ use manager::bus::Address;
 use manager::daemon;
 use manager::engine;
 use manager::engine::machines::{self, Hypervisor};
-use manager::libvirt::Source;
 use rustix::process::{Pid, Signal, kill_process};
 use vfio::{Deadlines, Host};
 use zbus::connection::Builder;
@@ -237,7 +236,7 @@ pub fn run_daemon(root: &Path, address: &str, program: &Path) -> Result<(), Box<
         state_dir: root.join("var/lib/gpuward"),
         run_dir: root.join("run/gpuward"),
         deadlines: Deadlines::default(),
-        machines: machines::Options { hypervisor: Hypervisor::At(Source::Open(connect)) },
+        machines: machines::Options { hypervisor: Hypervisor::At(standin::source(root, &connect)) },
     };
     Ok(daemon::run(daemon::Options { engine, bus: Address::At(address.into()) })?)
 }

@@ -1,14 +1,15 @@
 //! What libvirt's test driver lacks: a process for each running domain that holds the nodes of its devices.
 //!
 //! The process lies where a daemon looks for QEMU: its pid in `run/libvirt/qemu/<name>.pid`, `-uuid` in its command line, itself
-//! below the simulated `proc`. It outlives the daemon, as QEMU does. The driver's state is private to a connection and ends with
+//! below the simulated `proc`. Its console is a socket, `<name>.console` beside the pid file, that greets and then echoes. It outlives the daemon, as QEMU does. The driver's state is private to a connection and ends with
 //! it, so a daemon that starts anew is given a connection that knows every domain whose process still lives.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -22,7 +23,7 @@ use uuid::Uuid;
 use virt::connect::Connect;
 use virt::domain::Domain;
 
-/// The word that makes a program of ours a stand-in: `<program> stand-in -name guest=<name> -uuid <uuid> <node>…`.
+/// The word that makes a program of ours a stand-in: `<program> stand-in -name guest=<name> -console <socket> -uuid <uuid> <node>…`.
 pub const WORD: &str = "stand-in";
 
 /// Where libvirt keeps the pid file and the state of each running domain.
@@ -83,17 +84,33 @@ pub fn open(root: &Path, program: &Path) -> Result<Connect, StandInError> {
     Ok(connect)
 }
 
-/// Runs as a stand-in: opens the nodes, says so, and does nothing until it is ended.
+/// Where the stand-ins of the host below `root` are, for a daemon.
+pub fn source(root: &Path, connect: &Connect) -> Source {
+    Source::Open(connect.clone(), root.join(DIR))
+}
+
+/// What a guest says on its console first.
+pub const GREETING: &str = "simulated guest\r\n";
+
+/// Runs as a stand-in: opens the nodes, says so, and serves its console until it is ended.
 ///
 /// # Errors
-/// A node cannot be opened.
-pub fn stand_in(nodes: &[String]) -> io::Result<()> {
+/// A node or the console cannot be opened.
+pub fn stand_in(console: &str, nodes: &[String]) -> io::Result<()> {
     let open = |node: &String| fs::File::options().read(true).write(true).open(node);
     let _held = nodes.iter().map(open).collect::<io::Result<Vec<_>>>()?;
-    io::Write::write_all(&mut io::stdout(), b"ready\n")?;
+    let console = UnixListener::bind(console)?;
+    io::stdout().write_all(b"ready\n")?;
     loop {
-        thread::park();
+        let (mut client, _) = console.accept()?;
+        // A reader that leaves in the middle of a word is none of the guest's business.
+        greet_and_echo(&mut client).unwrap_or_default();
     }
+}
+
+fn greet_and_echo(client: &mut UnixStream) -> io::Result<()> {
+    client.write_all(GREETING.as_bytes())?;
+    io::copy(&mut client.try_clone()?, client).map(drop)
 }
 
 /// Ends every stand-in of the host below `root`.
@@ -117,12 +134,12 @@ impl Hypervisor {
         let notify = move |notice| {
             let happened = match notice {
                 Notice::Connected(_) => Happened::Connected,
-                Notice::Changed(uuid) => Happened::Changed(uuid),
+                Notice::Changed(uuid) | Notice::Rebooted(uuid) => Happened::Changed(uuid),
                 Notice::Lost { .. } => return,
             };
             tell.send(happened).unwrap_or_default(); // the receiver lives as long as the process
         };
-        let _events = Libvirt::start(Source::Open(self.connect.clone()), std::sync::Arc::new(notify));
+        let _events = Libvirt::start(source(&self.root, &self.connect), std::sync::Arc::new(notify));
         for happened in told {
             match happened {
                 // What started before events came.
@@ -188,7 +205,9 @@ impl Hypervisor {
 
     fn spawn(&self, name: &str, uuid: Uuid, nodes: &[PathBuf]) -> io::Result<Child> {
         Command::new(&self.program)
-            .args([WORD, "-name", &format!("guest={name}"), "-uuid", &uuid.to_string()])
+            .args([WORD, "-name", &format!("guest={name}"), "-console"])
+            .arg(self.root.join(DIR).join(format!("{name}.console")))
+            .args(["-uuid", &uuid.to_string()])
             .args(nodes)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -258,7 +277,12 @@ fn uuid_of(pid: Pid) -> Option<Uuid> {
 }
 
 fn forget(root: &Path, name: &str, pid: Pid) {
-    for file in [format!("{DIR}/{name}.pid"), format!("{DIR}/{name}.xml"), format!("proc/{}", pid.as_raw_nonzero())] {
+    for file in [
+        format!("{DIR}/{name}.console"),
+        format!("{DIR}/{name}.pid"),
+        format!("{DIR}/{name}.xml"),
+        format!("proc/{}", pid.as_raw_nonzero()),
+    ] {
         match fs::remove_file(root.join(&file)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => report(&format!("{file} cannot be removed: {error}")),
             _ => {}

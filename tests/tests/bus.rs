@@ -260,6 +260,15 @@ fn a_machine_starts_holds_its_gpu_and_gives_it_back() {
     let xml: String =
         host.call((&machine, "Machine"), "GetDomainXML", &(Options::new(),)).expect("answered").body().deserialize().expect("s");
     assert!(xml.contains("ua-gw-pci_0000_1b_00_0"), "{xml}");
+    let device = &shown.records("DeviceMap")[0];
+    let facts = ["claim", "host-address", "guest-address", "alias"].map(|key| device.text(key).to_owned());
+    assert_eq!(facts, [shown.texts("Claims")[0].as_str(), GPU, "0000:01:00.0", "ua-gw-pci_0000_1b_00_0"]);
+    let explained: Dict =
+        host.call((&machine, "Machine"), "Explain", &(Options::new(),)).expect("answered").body().deserialize().expect("a{sv}");
+    let explained = Record(explained);
+    assert_eq!(["state", "guest-state", "waits-for"].map(|key| explained.text(key)), ["running", "started", ""]);
+    let rebooted = host.finish((&machine, "Machine"), "Reboot", &(Options::new(),)).expect("admitted");
+    assert_eq!(rebooted.text("state"), "done", "{rebooted:?}");
     let killed = host.finish((&machine, "Machine"), "Kill", &(Options::new(),)).expect("admitted");
     assert_eq!(killed.text("state"), "done", "{killed:?}");
     let removed = host.finish((&machine, "Machine"), "Remove", &(Options::new(),)).expect("admitted");

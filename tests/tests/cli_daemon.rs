@@ -124,6 +124,19 @@ fn a_machine_is_made_started_killed_and_forgotten() {
     documented(&machine);
     assert_eq!(json(&session, &["machine", "list"])["machines"][0], machine);
 
+    assert!(done(&session, &["machine", "reboot", "train-1"]).starts_with("machine default/train-1 was asked to reboot"));
+    let explained = json(&session, &["machine", "explain", "train-1"]);
+    assert_eq!((&explained["state"], &explained["guest-state"]), (&"running".into(), &"started".into()));
+    documented(&explained);
+    let mut console = session.command("gpuward");
+    console.args(["machine", "console", "train-1"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut console = Monitor(console.spawn().expect("runs"));
+    let mut greeting = String::new();
+    BufReader::new(console.0.stdout.take().expect("piped")).read_line(&mut greeting).expect("read");
+    assert_eq!(greeting, tests::standin::GREETING);
+    assert_eq!(ended(&session, &["machine", "console", "train-1"]).0, Some(3), "it is open already");
+    drop(console);
+
     let (status, said) = ended(&session, &["release", GPU]);
     assert_eq!(status, Some(3), "{said}");
     assert!(done(&session, &["machine", "kill", "train-1"]).starts_with("machine default/train-1 is off"));
@@ -133,7 +146,7 @@ fn a_machine_is_made_started_killed_and_forgotten() {
 
     let jobs = json(&session, &["job", "list"]);
     let kinds: Vec<_> = jobs["jobs"].as_array().expect("an array").iter().map(|job| job["kind"].as_str().expect("text")).collect();
-    assert_eq!(kinds, ["recover", "assign", "machine-create", "machine-start", "machine-kill", "machine-remove"]);
+    assert_eq!(kinds, ["recover", "assign", "machine-create", "machine-start", "machine-reboot", "machine-kill", "machine-remove"]);
     documented(&jobs["jobs"][1]);
     assert_eq!(json(&session, &["job", "show", "2"]), jobs["jobs"][1]);
     assert_eq!(done(&session, &["job", "watch", "2"]), "done (job 2)\n");

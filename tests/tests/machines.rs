@@ -76,7 +76,7 @@ impl Daemon {
 
     fn on(sim: SimHost) -> Self {
         let libvirt = open(&sim);
-        let (engine, seen) = run_on(&sim, Source::Open(libvirt.clone()));
+        let (engine, seen) = run_on(&sim, standin::source(sim.root(), &libvirt));
         Self { sim, libvirt, engine, seen }.ready()
     }
 
@@ -84,7 +84,7 @@ impl Daemon {
     fn restart(&mut self) {
         self.engine.stop();
         self.libvirt = open(&self.sim);
-        (self.engine, self.seen) = run_on(&self.sim, Source::Open(self.libvirt.clone()));
+        (self.engine, self.seen) = run_on(&self.sim, standin::source(self.sim.root(), &self.libvirt));
     }
 
     fn ready(self) -> Self {
@@ -506,5 +506,82 @@ fn a_group_that_lost_its_isolation_meanwhile_is_not_handed_out() {
     assert_eq!(error.kind, ErrorKind::NotViable);
     assert!(error.message.starts_with("0000:01:00.0 cannot be isolated any more: 0000:01:00.1"), "{error}");
     store("unbind");
+    daemon.done(Request::StartMachine(machine));
+}
+
+impl Daemon {
+    fn console(&self, machine: MachineId) -> Result<std::os::unix::net::UnixStream, Failure> {
+        let (reply, answer) = sync_channel(1);
+        self.engine.ask(Ask::Console(machine, Box::new(move |result| reply.send(result).unwrap())));
+        answer.recv().expect("answered").map(Into::into)
+    }
+}
+
+#[test]
+fn a_console_has_one_reader_and_ends_with_either_side() {
+    use std::io::{Read, Write};
+    let daemon = Daemon::start();
+    let machine = daemon.create("train-1", "");
+    let off = daemon.console(machine).unwrap_err();
+    assert_eq!((off.kind, off.message.as_str()), (ErrorKind::Conflict, "machine train-1 does not run"));
+    daemon.done(Request::StartMachine(machine));
+    let mut console = daemon.console(machine).expect("opened");
+    let mut said = vec![0; standin::GREETING.len()];
+    console.read_exact(&mut said).unwrap();
+    assert_eq!(said, standin::GREETING.as_bytes());
+    console.write_all(b"ls\r").unwrap();
+    let mut echo = [0; 3];
+    console.read_exact(&mut echo).unwrap();
+    assert_eq!(&echo, b"ls\r");
+    assert_eq!(daemon.console(machine).unwrap_err().kind, ErrorKind::Busy);
+
+    drop(console);
+    let until = Instant::now() + Duration::from_secs(10);
+    let mut again = loop {
+        match daemon.console(machine) {
+            Ok(console) => break console,
+            Err(failure) if failure.kind == ErrorKind::Busy && Instant::now() < until => std::thread::sleep(Duration::from_millis(10)),
+            Err(failure) => panic!("{failure}"),
+        }
+    };
+    daemon.done(Request::KillMachine(machine));
+    let mut rest = Vec::new();
+    again.read_to_end(&mut rest).expect("it ends with the machine");
+}
+
+#[test]
+fn a_guest_is_asked_to_reboot_while_it_runs_and_keeps_its_device() {
+    let daemon = Daemon::start();
+    daemon.assign(&[FIRST]);
+    let machine = daemon.create("train-1", ONE_GPU);
+    let refused = daemon.submit(Request::RebootMachine(machine)).unwrap_err();
+    assert_eq!((refused.kind, refused.message.as_str()), (ErrorKind::Conflict, "machine train-1 is off, not running"));
+    daemon.done(Request::StartMachine(machine));
+    let before = daemon.until_state(machine, MachineState::Running);
+    daemon.done(Request::RebootMachine(machine));
+    let after = daemon.until_state(machine, MachineState::Running);
+    assert_eq!((after.leader, after.claims, after.guest_state), (before.leader, before.claims, "started"));
+    let given = before.devices[0];
+    assert_eq!((given.device, given.guest), (at(FIRST), Some(at("0000:01:00.0"))));
+}
+
+#[test]
+fn what_others_do_to_a_domain_is_seen_and_cleaned_up() {
+    let daemon = Daemon::start();
+    daemon.assign(&[FIRST]);
+    let machine = daemon.create("train-1", ONE_GPU);
+    daemon.done(Request::StartMachine(machine));
+    daemon.until_state(machine, MachineState::Running);
+    let domain = daemon.libvirt.lookup_domain_by_uuid(machine.0).expect("there");
+    domain.suspend().expect("paused");
+    daemon.until_state(machine, MachineState::Paused);
+    let refused = daemon.submit(Request::RebootMachine(machine)).unwrap_err();
+    assert_eq!(refused.message, "machine train-1 is paused, not running");
+    domain.resume().expect("resumed");
+    daemon.until_state(machine, MachineState::Running);
+    domain.destroy().expect("destroyed");
+    let off = daemon.until_state(machine, MachineState::Off);
+    assert_eq!(off.reason, "the guest ended by itself, or its process was killed");
+    daemon.until_device(FIRST, DeviceState::Free);
     daemon.done(Request::StartMachine(machine));
 }

@@ -8,7 +8,6 @@ use manager::bus::{Address, HostKernel};
 use manager::engine::Options;
 use manager::engine::machines::{self, Hypervisor};
 use manager::id::{MachineId, TenantId};
-use manager::libvirt::Source;
 use manager::request::Request;
 use manager::spec::{MachineSpec, Node};
 use manager::view::{DeviceState, JobState, MachineState};
@@ -34,7 +33,7 @@ fn second() -> PciAddress {
 fn start() -> (Managed, Daemon) {
     let managed = Managed::new("dgx-h100", POOL).unwrap();
     let libvirt = standin::open(managed.sim.root(), env!("CARGO_BIN_EXE_gpuward-sim").as_ref()).unwrap();
-    let daemon = daemon(&managed, Hypervisor::At(Source::Open(libvirt)));
+    let daemon = daemon(&managed, Hypervisor::At(standin::source(managed.sim.root(), &libvirt)));
     assert_eq!(daemon.apply(&[assign(gpu())]).unwrap().state, JobState::Done);
     (managed, daemon)
 }

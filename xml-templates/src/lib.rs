@@ -15,5 +15,5 @@ pub use domain::{
     Metadata,
 };
 pub use mmio::{BarSize, Mmio64, mmio64};
-pub use render::{NAMESPACE, RenderError, render_domain, render_hostdev};
+pub use render::{AGENT_CHANNEL, NAMESPACE, RenderError, render_domain, render_hostdev};
 pub use text::{BadText, Text};

@@ -7,6 +7,9 @@ use crate::{Cpu, DiskFormat, DiskSource, Domain, DomainType, Firmware, Hostdev, 
 /// The XML namespace of gpuward's metadata in a domain.
 pub const NAMESPACE: &str = "https://gpuward.org/xmlns/libvirt/1";
 
+/// The name of the channel on which the guest's agent listens (`qemu-guest-agent`).
+pub const AGENT_CHANNEL: &str = "org.qemu.guest_agent.0";
+
 /// XML that could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the XML of {what}")]
@@ -21,6 +24,7 @@ pub struct RenderError {
 struct DomainTemplate<'a> {
     domain: &'a Domain,
     namespace: &'static str,
+    agent: &'static str,
 }
 
 #[derive(Template)]
@@ -35,7 +39,7 @@ struct HostdevTemplate {
 /// # Errors
 /// Never in practice: writing into memory.
 pub fn render_domain(domain: &Domain) -> Result<String, RenderError> {
-    let template = DomainTemplate { domain, namespace: NAMESPACE };
+    let template = DomainTemplate { domain, namespace: NAMESPACE, agent: AGENT_CHANNEL };
     template.render().map_err(|source| RenderError { what: domain.name.to_string(), source })
 }
 

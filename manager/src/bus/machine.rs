@@ -2,20 +2,21 @@
 
 use std::sync::Arc;
 
-use zbus::interface;
 use zbus::message::Header;
+use zbus::{OwnedFd, interface};
 
 use super::authority::{Action, Caller};
 use super::dict::{Dict, Options, Received, of_failure};
 use super::error::BusError;
+use super::explain::explain;
 use super::guard::{Belongs, Owned};
 use super::manager::Answer;
 use super::paths::{self, Path};
 use super::service::{Conditions, Service};
 use crate::failure::Failure;
 use crate::id::{MachineId, TenantId};
-use crate::request::Request;
-use crate::view::{MachineState, MachineView, View};
+use crate::request::{Ask, Request};
+use crate::view::{GivenView, MachineState, MachineView, View};
 
 /// `org.gpuward1.Machine`
 pub(super) struct Machine {
@@ -68,6 +69,40 @@ impl Machine {
     #[zbus(out_args("job"))]
     async fn kill(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
         self.act(&header, Request::KillMachine(self.id), options).await
+    }
+
+    /// Asks the guest to reboot, by its agent or by the power button, and keeps its devices. Its job ends when libvirt has passed
+    /// that on: the guest may take its time, or not obey. `Explain` counts its resets. Conflict where it is not running.
+    ///
+    /// Options: `request-id` (s), `if-generation` (t). Polkit action: `org.gpuward.manage-machines`.
+    #[zbus(out_args("job"))]
+    async fn reboot(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Path, BusError> {
+        self.act(&header, Request::RebootMachine(self.id), options).await
+    }
+
+    /// A stream socket to and from the guest's serial console, raw, from now on. One session a machine: Busy while another is open,
+    /// here or in libvirt. It ends when the caller closes it, when the machine ends, and when the daemon does. What the caller does
+    /// not read in time is lost. Conflict where the machine does not run. No options.
+    ///
+    /// Polkit action: `org.gpuward.manage-machines`.
+    #[zbus(out_args("console"))]
+    async fn open_console(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<OwnedFd, BusError> {
+        self.check(&header, Action::ManageMachines).await?;
+        Options::new(options)?.done()?;
+        let id = self.id;
+        Ok(self.service.ask(|reply| Ask::Console(id, reply)).await?.into())
+    }
+
+    /// Why it is as it is: `state` (s), `reason` (s), `guest-state` (s), `waits-for` (s: what has to happen next, for a person),
+    /// `error` (a{sv}: as the property), `reboots` (u: of the guest, since the daemon first saw this run). While a job is in hand
+    /// also `job` (o), and where that has a deadline `deadline` (u: seconds from when the job began to wait) and `deadline-made-of` (s).
+    ///
+    /// No options. Polkit action: `org.gpuward.inspect`.
+    #[zbus(out_args("explanation"))]
+    async fn explain(&self, options: Received, #[zbus(header)] header: Header<'_>) -> Result<Answer, BusError> {
+        self.check(&header, Action::Inspect).await?;
+        Options::new(options)?.done()?;
+        Ok(explain(&self.service.view(), self.id))
     }
 
     /// Forgets it; refused while it is not off. Its disks are not touched. Options: `request-id` (s), `if-generation` (t).
@@ -128,13 +163,11 @@ impl Machine {
         self.of(|machine| machine.isolation_level)
     }
 
-    /// Its devices: `device` (o), `alias` (s: in the domain's XML) and `port` (u: the guest's root port).
+    /// Its devices: `device` (o), `claim` (o), `host-address` (s), `alias` (s: in the domain's XML); while its domain has them also
+    /// `guest-address` (s: where the guest finds it) and `port` (u: the guest's root port).
     #[zbus(property)]
     fn device_map(&self) -> Vec<Answer> {
-        let view = self.service.view();
-        let claims = view.machines.get(&self.id).map(|machine| machine.claims.clone()).unwrap_or_default();
-        let devices = claims.iter().filter_map(|claim| view.claims.get(claim)).flat_map(|claim| claim.devices.clone());
-        devices.zip(1u32..).map(|(address, port)| given(address, port)).collect()
+        self.of(|machine| machine.devices.iter().map(given).collect())
     }
 
     /// Process id of QEMU; 0 while there is none.
@@ -143,7 +176,8 @@ impl Machine {
         self.of(|machine| machine.leader)
     }
 
-    /// What the guest says of itself; `unknown` until it can speak.
+    /// What can be seen of the guest: `started` (it runs, and its agent has not been heard since it booted), `agent-connected`,
+    /// `agent-lost` (it was, and is not any more), `asleep` (the guest suspended itself), or `unknown`. The set may grow.
     #[zbus(property)]
     fn guest_state(&self) -> &'static str {
         self.of(|machine| machine.guest_state)
@@ -162,9 +196,14 @@ impl Machine {
     }
 }
 
-fn given(address: vfio::PciAddress, port: u32) -> Answer {
+fn given(given: &GivenView) -> Answer {
+    let address = given.device;
     let mut dict = Dict::new();
-    dict.put("device", paths::device(address)).put("alias", xml_templates::Hostdev { address }.alias()).put("port", port);
+    dict.put("device", paths::device(address)).put("claim", paths::claim(given.claim)).put("host-address", address.to_string());
+    dict.put("alias", xml_templates::Hostdev { address }.alias());
+    if let Some(guest) = given.guest {
+        dict.put("guest-address", guest.to_string()).put("port", u32::from(guest.bus()));
+    }
     dict.into_map()
 }
 

@@ -287,6 +287,18 @@ pub(super) enum MachineCommand {
     Stop(OneMachine),
     /// Ends it at once
     Kill(OneMachine),
+    /// Asks its guest to reboot
+    Reboot(OneMachine),
+    /// Connects this terminal to its serial console; Ctrl-] leaves it
+    Console {
+        /// Name, or tenant/name
+        name: MachineName,
+    },
+    /// Says why it is as it is, and what it waits for
+    Explain {
+        /// Name, or tenant/name
+        name: MachineName,
+    },
     /// Forgets a machine that is off
     Remove(OneMachine),
     /// Lists machines, one a line

@@ -40,6 +40,7 @@ impl Engine {
             | Request::StartMachine(_)
             | Request::StopMachine(_)
             | Request::KillMachine(_)
+            | Request::RebootMachine(_)
             | Request::RemoveMachine(_) => machines::admit(self, &submission)?,
         };
         self.not_busy(&concern)?;

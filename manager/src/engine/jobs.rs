@@ -165,6 +165,7 @@ impl Engine {
             | Request::StartMachine(_)
             | Request::StopMachine(_)
             | Request::KillMachine(_)
+            | Request::RebootMachine(_)
             | Request::RemoveMachine(_)) => machines::begin(self, id, request),
         }
     }

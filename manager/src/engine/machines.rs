@@ -15,7 +15,7 @@ use super::{Engine, Message, external, reboot};
 use crate::failure::Failure;
 use crate::id::{ClaimId, JobId, MachineId};
 use crate::ledger::{ClaimRecord, Standing};
-use crate::libvirt::{HostFacts, Libvirt, Notice, Source, hostdevs};
+use crate::libvirt::{Given, HostFacts, Libvirt, Notice, Source, agent_is_connected, given, hostdevs};
 use crate::machine::{Look, Metadata, Process, Running, Subject, Watch};
 use crate::preflight::Case;
 use crate::request::{Planned, Request, Submission};
@@ -23,12 +23,14 @@ use crate::spec::Hold;
 use crate::view::MachineState;
 
 mod admit;
+mod console;
 mod place;
 mod preflight;
 mod view;
 mod work;
 
 pub(super) use admit::choose;
+pub(super) use console::open_console;
 pub(super) use view::views;
 pub(super) use work::{Finish, finish_of, made};
 
@@ -66,6 +68,8 @@ pub struct Machines {
     looking: BTreeMap<MachineId, bool>,
     /// Machines that are looked at again by themselves after a while.
     waiting: BTreeSet<MachineId>,
+    /// Machines whose console somebody has open.
+    consoles: BTreeSet<MachineId>,
     /// Devices that domains of others have, by the domain's name.
     foreign: BTreeMap<PciAddress, String>,
     /// Whether domains are being listed, and whether to list them again after that.
@@ -79,10 +83,29 @@ struct Seen {
     xml: String,
     /// Since libvirt could be asked.
     fresh: bool,
-    /// What is odd about it, for a person.
+    /// Why it is not as it was left, for a person.
     note: String,
+    /// The devices that its domain has.
+    given: Vec<Given>,
+    /// What is not as gpuward made it although it runs, for a person.
+    odd: String,
+    /// What is known of its guest.
+    guest: Guest,
     /// Looks in a row that could not tell.
     tries: u32,
+}
+
+/// What is known of a guest from outside.
+#[derive(Clone, Debug, Default)]
+struct Guest {
+    /// Its agent listens.
+    agent: bool,
+    /// Its agent has listened since it last booted.
+    was_heard: bool,
+    /// It put itself to sleep.
+    asleep: bool,
+    /// How often it was reset since this daemon saw it first.
+    reboots: u32,
 }
 
 /// Something happened to machines: look at them again.
@@ -96,6 +119,8 @@ pub enum Hint {
     Due(MachineId),
     /// A job started its domain.
     Started(MachineId, Box<Running>),
+    /// The session on a machine's console is over.
+    ConsoleClosed(MachineId),
     /// A machine was looked at.
     Looked(MachineId, Box<Look>),
     /// Domains of others were listed.
@@ -181,6 +206,8 @@ pub(super) fn hint(engine: &mut Engine, hint: Hint) {
                 external::domain_changed(engine, uuid);
             }
         }
+        Hint::Libvirt(Notice::Rebooted(uuid)) => note_reboot(engine, MachineId(uuid)),
+        Hint::ConsoleClosed(machine) => drop(engine.machines.consoles.remove(&machine)),
         Hint::Ended(machine) => look_at(engine, machine, Duration::ZERO),
         Hint::Due(machine) => {
             engine.machines.waiting.remove(&machine);
@@ -315,12 +342,39 @@ fn note_running(engine: &mut Engine, machine: MachineId, running: Running) {
     if let (Some(watch), Some(process)) = (&engine.machines.watch, &process) {
         watch.add(machine, process);
     }
-    let process = process.or_else(|| engine.machines.seen.get_mut(&machine)?.process.take());
-    engine.machines.seen.insert(machine, Seen { process, xml: domain.xml, fresh: true, ..Seen::default() });
+    let before = engine.machines.seen.remove(&machine).unwrap_or_default();
+    let agent = agent_is_connected(&domain.xml);
+    let guest = Guest { agent, was_heard: agent || before.guest.was_heard, asleep: domain.asleep, ..before.guest };
+    let given = given(&domain.xml);
+    let odd = oddities(engine, machine, &domain.xml);
+    if !odd.is_empty() && odd != before.odd {
+        tracing::error!("machine {}: {odd}", machine.0);
+    }
+    let seen = Seen { process: process.or(before.process), xml: domain.xml, fresh: true, given, odd, guest, ..Seen::default() };
+    engine.machines.seen.insert(machine, seen);
     // A job in hand says itself what the machine is.
     if engine.jobs.on_machine(machine).is_none() {
         set_state(engine, machine, state);
     }
+}
+
+// Hot-plug asks no hook: somebody with libvirt's rights can give a domain a device, and take one from it.
+fn oddities(engine: &Engine, machine: MachineId, xml: &str) -> String {
+    let Ok(present) = hostdevs(xml) else { return "its domain's XML cannot be read".into() };
+    let claimed: BTreeSet<PciAddress> = claims_of(engine, machine).flat_map(|(_, claim)| claim.devices.iter().copied()).collect();
+    let taken = claimed.iter().filter(|device| !present.contains(device)).map(|device| format!("{device} was taken out of its domain"));
+    let added =
+        present.iter().filter(|device| !claimed.contains(device)).map(|device| format!("{device} was put into its domain without a claim"));
+    taken.chain(added).collect::<Vec<_>>().join("; ")
+}
+
+// Whatever agent was heard before is gone with the system that ran it.
+fn note_reboot(engine: &mut Engine, machine: MachineId) {
+    if let Some(seen) = engine.machines.seen.get_mut(&machine) {
+        seen.guest.was_heard = false;
+        seen.guest.reboots += 1;
+    }
+    look_at(engine, machine, Duration::ZERO);
 }
 
 fn set_state(engine: &mut Engine, machine: MachineId, state: MachineState) {

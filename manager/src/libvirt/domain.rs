@@ -6,14 +6,14 @@ use uuid::Uuid;
 use virt::connect::Connect;
 use virt::domain::{Domain as Handle, DomainState};
 use virt::error::Error;
-use virt_sys::{VIR_DOMAIN_NONE, VIR_DOMAIN_SHUTDOWN_DEFAULT};
+use virt_sys::{VIR_DOMAIN_NONE, VIR_DOMAIN_REBOOT_DEFAULT, VIR_DOMAIN_SHUTDOWN_DEFAULT};
 
 use super::error::is_no_domain;
 use super::{Libvirt, LibvirtError};
 
 /// Looking at something: libvirt answers in milliseconds unless it hangs.
 const LOOK: Duration = Duration::from_secs(20);
-/// Asking a guest to shut down: the request, not the shutdown.
+/// Asking a guest to shut down or to reboot: the request, not what the guest makes of it.
 const SHUTDOWN: Duration = Duration::from_secs(30);
 /// Ending QEMU: libvirt sends SIGTERM, then SIGKILL, and waits up to 15 s, 30 s more with devices in it.
 const DESTROY: Duration = Duration::from_secs(60);
@@ -38,6 +38,8 @@ pub struct Domain {
     pub name: String,
     /// Its guest is stopped (paused, suspended or crashed) rather than running.
     pub paused: bool,
+    /// It is stopped because its guest put itself to sleep.
+    pub asleep: bool,
     /// Its live XML.
     pub xml: String,
 }
@@ -100,6 +102,14 @@ impl Libvirt {
         self.call("shut down", SHUTDOWN, move |connect| connect.lookup_domain_by_uuid(uuid)?.shutdown_flags(VIR_DOMAIN_SHUTDOWN_DEFAULT))
     }
 
+    /// Asks the guest of the domain `uuid` to reboot: by its agent where that listens, else by the power button.
+    ///
+    /// # Errors
+    /// As every call.
+    pub fn reboot(&self, uuid: Uuid) -> Result<(), LibvirtError> {
+        self.call("reboot", SHUTDOWN, move |connect| connect.lookup_domain_by_uuid(uuid)?.reboot(VIR_DOMAIN_REBOOT_DEFAULT))
+    }
+
     /// Ends the domain `uuid` at once, on a connection of its own. A domain that is not there is ended.
     ///
     /// # Errors
@@ -133,6 +143,7 @@ fn describe(handle: &Handle) -> Result<Domain, Error> {
         uuid: handle.uuid()?,
         name: handle.name()?,
         paused: stopped.into_iter().any(|stopped| state == stopped.into()),
+        asleep: state == DomainState::PMSuspended.into(),
         xml: handle.xml_desc(0)?,
     })
 }

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)] // callbacks into Rust need raw pointers; nothing else in this crate does
 
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::mem;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -17,13 +17,18 @@ use virt::error::{Error, clear_error_callback};
 use virt::event::{event_register_default_impl, event_run_default_impl};
 use virt_sys as sys;
 
+// libvirt's C interface has a type for each event, and asks for a cast to the last one (VIR_DOMAIN_EVENT_CALLBACK).
 type LifecycleCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, c_int, c_int, *mut c_void) -> c_int;
+type AgentCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, c_int, c_int, *mut c_void);
+type DeviceCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, *const c_char, *mut c_void);
 type GenericCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, *mut c_void);
 
 /// Who listens to a connection.
 pub(super) struct Listener {
     /// Called with the UUID of each domain that changes.
     pub changed: Box<dyn Fn(Uuid) + Send + Sync>,
+    /// Called with the UUID of each domain whose guest was reset.
+    pub rebooted: Box<dyn Fn(Uuid) + Send + Sync>,
     /// Called when the connection ends by itself.
     pub closed: Box<dyn Fn(&'static str) + Send + Sync>,
 }
@@ -63,7 +68,8 @@ pub fn start_event_loop() {
 pub(super) struct Callbacks {
     connect: Connect,
     listener: Arc<Listener>,
-    lifecycle: c_int,
+    /// What is libvirt's to take off; empty where another listener had them put on.
+    registered: Vec<c_int>,
 }
 
 impl Callbacks {
@@ -76,16 +82,13 @@ impl Callbacks {
             of_connection.len() == 1
         };
         // From here on dropping it takes the listener off again.
-        let mut callbacks = Self { connect: connect.clone(), listener, lifecycle: NONE };
+        let mut callbacks = Self { connect: connect.clone(), listener, registered: Vec::new() };
         if is_first {
-            callbacks.lifecycle = register(connect, key)?;
+            register(connect, key, &mut callbacks.registered)?;
         }
         Ok(callbacks)
     }
 }
-
-/// No callback of libvirt's is this listener's to take off.
-const NONE: c_int = -1;
 
 impl Drop for Callbacks {
     fn drop(&mut self) {
@@ -98,16 +101,18 @@ impl Drop for Callbacks {
                 listeners.remove(&key);
             }
         }
-        if self.lifecycle == NONE {
+        if self.registered.is_empty() {
             return;
         }
-        // SAFETY: the connection lives in `self`, the id is one that it gave us, and the function is the one registered.
+        // SAFETY: the connection lives in `self`, the ids are ones that it gave us, and the function is the one registered.
         unsafe {
             let connect = self.connect.as_ptr();
             sys::virConnectUnregisterCloseCallback(connect, Some(on_close));
-            if sys::virConnectDomainEventDeregisterAny(connect, self.lifecycle) < 0 {
-                // On a connection that was lost there is nothing left to take off.
-                tracing::debug!("cannot take off libvirt callbacks: {}", Error::last_error().message());
+            for id in &self.registered {
+                if sys::virConnectDomainEventDeregisterAny(connect, *id) < 0 {
+                    // On a connection that was lost there is nothing left to take off.
+                    tracing::debug!("cannot take off libvirt callbacks: {}", Error::last_error().message());
+                }
             }
         }
     }
@@ -118,26 +123,34 @@ fn key(connect: &Connect) -> usize {
     unsafe { connect.as_ptr() }.addr()
 }
 
-fn register(connect: &Connect, key: usize) -> Result<c_int, Error> {
+// What was registered is in `registered` also where a later one fails: the caller takes it off.
+fn register(connect: &Connect, key: usize, registered: &mut Vec<c_int>) -> Result<(), Error> {
     let opaque = ptr::without_provenance_mut(key);
-    // SAFETY: libvirt calls a callback registered for lifecycle events with the arguments of `LifecycleCallback`; its C interface
-    // asks for the cast (VIR_DOMAIN_EVENT_CALLBACK). `opaque` is a number that nobody follows or frees. The same is true of the
-    // close callback, which has the type asked for; a driver without a service behind it accepts it and never calls it.
+    // SAFETY: libvirt calls a callback with the arguments of the event that it is registered for, which is the type that each has
+    // before the cast. `opaque` is a number that nobody follows or frees. The same is true of the close callback, which has the
+    // type asked for; a driver without a service behind it accepts it and never calls it.
     unsafe {
         let connect = connect.as_ptr();
-        let callback = mem::transmute::<LifecycleCallback, GenericCallback>(on_lifecycle);
-        let (event, every_domain) = (sys::VIR_DOMAIN_EVENT_ID_LIFECYCLE as c_int, ptr::null_mut());
-        let lifecycle = sys::virConnectDomainEventRegisterAny(connect, every_domain, event, Some(callback), opaque, None);
-        if lifecycle < 0 {
-            return Err(Error::last_error());
+        let events = [
+            (sys::VIR_DOMAIN_EVENT_ID_LIFECYCLE, mem::transmute::<LifecycleCallback, GenericCallback>(on_lifecycle)),
+            (sys::VIR_DOMAIN_EVENT_ID_REBOOT, on_reboot),
+            (sys::VIR_DOMAIN_EVENT_ID_AGENT_LIFECYCLE, mem::transmute::<AgentCallback, GenericCallback>(on_agent)),
+            (sys::VIR_DOMAIN_EVENT_ID_DEVICE_ADDED, mem::transmute::<DeviceCallback, GenericCallback>(on_device)),
+            (sys::VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED, mem::transmute::<DeviceCallback, GenericCallback>(on_device)),
+        ];
+        for (event, callback) in events {
+            let every_domain = ptr::null_mut();
+            let id = sys::virConnectDomainEventRegisterAny(connect, every_domain, event as c_int, Some(callback), opaque, None);
+            if id < 0 {
+                return Err(Error::last_error());
+            }
+            registered.push(id);
         }
         if sys::virConnectRegisterCloseCallback(connect, Some(on_close), opaque, None) < 0 {
-            let error = Error::last_error();
-            sys::virConnectDomainEventDeregisterAny(connect, lifecycle);
-            return Err(error);
+            return Err(Error::last_error());
         }
-        Ok(lifecycle)
     }
+    Ok(())
 }
 
 unsafe extern "C" fn on_lifecycle(
@@ -147,15 +160,33 @@ unsafe extern "C" fn on_lifecycle(
     _detail: c_int,
     opaque: *mut c_void,
 ) -> c_int {
-    let mut uuid = [0u8; sys::VIR_UUID_BUFLEN as usize];
-    // SAFETY: libvirt keeps `domain` alive during the callback and writes VIR_UUID_BUFLEN bytes.
-    if unsafe { sys::virDomainGetUUID(domain, uuid.as_mut_ptr()) } < 0 {
-        return 0;
-    }
-    for listener in of_connection(opaque) {
-        (listener.changed)(Uuid::from_bytes(uuid));
-    }
+    tell_changed(domain, opaque);
     0
+}
+
+unsafe extern "C" fn on_agent(_: sys::virConnectPtr, domain: sys::virDomainPtr, _state: c_int, _reason: c_int, opaque: *mut c_void) {
+    tell_changed(domain, opaque);
+}
+
+unsafe extern "C" fn on_device(_: sys::virConnectPtr, domain: sys::virDomainPtr, _alias: *const c_char, opaque: *mut c_void) {
+    tell_changed(domain, opaque);
+}
+
+unsafe extern "C" fn on_reboot(_: sys::virConnectPtr, domain: sys::virDomainPtr, opaque: *mut c_void) {
+    let Some(uuid) = uuid_of(domain) else { return };
+    of_connection(opaque).iter().for_each(|listener| (listener.rebooted)(uuid));
+}
+
+fn tell_changed(domain: sys::virDomainPtr, opaque: *mut c_void) {
+    let Some(uuid) = uuid_of(domain) else { return };
+    of_connection(opaque).iter().for_each(|listener| (listener.changed)(uuid));
+}
+
+fn uuid_of(domain: sys::virDomainPtr) -> Option<Uuid> {
+    let mut uuid = [0u8; sys::VIR_UUID_BUFLEN as usize];
+    // SAFETY: libvirt keeps `domain` alive during the callback that this is called from, and writes VIR_UUID_BUFLEN bytes.
+    let is_known = unsafe { sys::virDomainGetUUID(domain, uuid.as_mut_ptr()) } >= 0;
+    is_known.then(|| Uuid::from_bytes(uuid))
 }
 
 unsafe extern "C" fn on_close(_: sys::virConnectPtr, reason: c_int, opaque: *mut c_void) {

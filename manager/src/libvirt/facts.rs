@@ -97,6 +97,35 @@ pub fn hostdevs(xml: &str) -> Result<Vec<PciAddress>, roxmltree::Error> {
     Ok(sources.filter_map(|source| child(source, "address")).filter_map(address).collect())
 }
 
+/// A device that a domain has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// Where it sits on the host.
+    pub host: PciAddress,
+    /// Where the guest finds it: buses as libvirt numbers them, which is how firmware finds the root ports of our domains.
+    pub guest: PciAddress,
+}
+
+/// The devices that a live domain has by our aliases (`ua-gw-…`), in its order. What cannot be read has none.
+pub fn given(xml: &str) -> Vec<Given> {
+    let Ok(document) = Document::parse(xml) else { return Vec::new() };
+    let hostdevs = document.descendants().filter(|node| node.has_tag_name("hostdev") && node.attribute("type") == Some("pci"));
+    let read = |hostdev: Node<'_, '_>| {
+        let host = address(child(child(hostdev, "source")?, "address")?)?;
+        let guest = address(child(hostdev, "address")?)?;
+        let alias = child(hostdev, "alias")?.attribute("name")?;
+        (alias == xml_templates::Hostdev { address: host }.alias()).then_some(Given { host, guest })
+    };
+    hostdevs.filter_map(read).collect()
+}
+
+/// Whether the guest's agent has its end of the channel open, as libvirt says in a live domain's XML.
+pub fn agent_is_connected(xml: &str) -> bool {
+    let Ok(document) = Document::parse(xml) else { return false };
+    let agent = |node: &Node<'_, '_>| node.has_tag_name("target") && node.attribute("name") == Some(xml_templates::AGENT_CHANNEL);
+    document.descendants().filter(agent).any(|node| node.attribute("state") == Some("connected"))
+}
+
 pub(super) fn child<'a, 'i>(node: Node<'a, 'i>, name: &str) -> Option<Node<'a, 'i>> {
     node.children().find(|child| child.has_tag_name(name))
 }

@@ -122,17 +122,19 @@ impl Keeper {
     fn open(&self) -> Result<(Callbacks, Connect, HostFacts), Error> {
         let connect = match &self.source {
             Source::Uri(uri) => Connect::open(Some(uri))?,
-            Source::Open(connect) => connect.clone(),
+            Source::Open(connect, _) => connect.clone(),
         };
         let (notify, wake) = (self.notify.clone(), self.wake.clone());
         let changed = Box::new(move |uuid| notify(Notice::Changed(uuid)));
+        let notify = self.notify.clone();
+        let rebooted = Box::new(move |uuid| notify(Notice::Rebooted(uuid)));
         let closed = Box::new(move |reason: &'static str| {
             if wake.send(Wake::Lost(reason.into())).is_err() {
                 tracing::debug!("libvirt closed a connection that nobody uses");
             }
         });
         // Callbacks before anything is listed: what changes in between is told.
-        let callbacks = Callbacks::register(&connect, Listener { changed, closed })?;
+        let callbacks = Callbacks::register(&connect, Listener { changed, rebooted, closed })?;
         let facts = HostFacts::read(&connect)?;
         Ok((callbacks, connect, facts))
     }
@@ -177,7 +179,7 @@ impl Keeper {
 fn uri(source: &Source) -> String {
     match source {
         Source::Uri(uri) => uri.clone(),
-        Source::Open(_) => "the test driver".into(),
+        Source::Open(..) => "the test driver".into(),
     }
 }
 

@@ -31,7 +31,7 @@ fn next(notices: &mpsc::Receiver<Notice>) -> Notice {
 #[test]
 fn a_domain_comes_is_seen_and_goes() {
     let (_file, connect) = host();
-    let (libvirt, notices) = started(Source::Open(connect));
+    let (libvirt, notices) = started(Source::Open(connect, std::env::temp_dir()));
     let Notice::Connected(facts) = next(&notices) else { panic!("not connected") };
     assert_eq!((facts.domain_type, facts.memory), (DomainType::Test, 8 << 30));
 
@@ -62,7 +62,7 @@ fn libvirt_that_is_absent_is_said_once_and_named_in_the_failure() {
 #[test]
 fn a_connection_that_answers_nothing_is_made_anew() {
     let (_file, connect) = host();
-    let (libvirt, notices) = started(Source::Open(connect));
+    let (libvirt, notices) = started(Source::Open(connect, std::env::temp_dir()));
     assert!(matches!(next(&notices), Notice::Connected(_)));
     let hang = |_: &Connect| {
         std::thread::sleep(Duration::from_secs(2));

@@ -12,8 +12,6 @@ use crate::libvirt::hostdevs;
 
 /// How long a process may take to show itself once libvirt has created its domain.
 const TO_APPEAR: Duration = Duration::from_secs(20);
-/// How long the rest of a machine may take to go once libvirt has ended it.
-const TO_VANISH: Duration = Duration::from_secs(60);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -81,11 +79,19 @@ pub fn shut_down(subject: &Subject, within: Duration) -> Result<(), Failure> {
     subject.wait_until_gone(within)
 }
 
-/// Ends the domain at once and waits until the machine is gone.
+/// Asks the guest to reboot. Whether and when it does is the guest's.
+///
+/// # Errors
+/// libvirt refuses or does not answer.
+pub fn reboot(subject: &Subject) -> Result<(), Failure> {
+    Ok(subject.libvirt.reboot(subject.uuid)?)
+}
+
+/// Ends the domain at once and waits until the machine is gone, at most `within`.
 ///
 /// # Errors
 /// libvirt refuses or does not answer, or something is left of it.
-pub fn end_now(subject: &Subject) -> Result<(), Failure> {
+pub fn end_now(subject: &Subject, within: Duration) -> Result<(), Failure> {
     subject.libvirt.destroy(subject.uuid)?;
-    subject.wait_until_gone(TO_VANISH)
+    subject.wait_until_gone(within)
 }

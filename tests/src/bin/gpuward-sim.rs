@@ -51,10 +51,11 @@ fn main() -> ExitCode {
     })
 }
 
-/// As a stand-in of libvirt's hypervisor: the nodes come after the UUID.
+/// As a stand-in of libvirt's hypervisor: the console comes after its word, the nodes after the UUID.
 fn hold(words: &[String]) -> Result<ExitCode, Failed> {
     let nodes: Vec<_> = words.iter().skip_while(|word| *word != "-uuid").skip(2).cloned().collect();
-    standin::stand_in(&nodes)?;
+    let console = words.iter().skip_while(|word| *word != "-console").nth(1).ok_or("a stand-in wants a console")?;
+    standin::stand_in(console, &nodes)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -12,7 +12,6 @@ use manager::history::Page;
 use manager::hook::{Call, check};
 use manager::id::{ClaimId, MachineId, TenantId};
 use manager::ledger::{ReleaseOn, Standing};
-use manager::libvirt::Source;
 use manager::request::{Goal, Request, Submission};
 use manager::spec::{ClaimSpec, MachineSpec, Node};
 use manager::view::{ClaimState, ClaimView, DeviceState, EventKind, JobState, JobView, MachineState};
@@ -111,7 +110,7 @@ fn may_start(managed: &Managed, domain: &str) -> bool {
 /// The same with libvirt's test driver.
 fn with_libvirt(managed: Managed) -> (Managed, Daemon, Connect) {
     let libvirt = standin::open(managed.sim.root(), Path::new(env!("CARGO_BIN_EXE_gpuward-sim"))).expect("opened");
-    let hypervisor = Hypervisor::At(Source::Open(libvirt.clone()));
+    let hypervisor = Hypervisor::At(standin::source(managed.sim.root(), &libvirt));
     let options = Options { machines: machines::Options { hypervisor }, ..managed.options() };
     let daemon = Daemon::start(options).unwrap();
     daemon.ready();

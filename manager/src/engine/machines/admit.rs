@@ -16,6 +16,7 @@ use crate::ledger::{MachineRecord, Usage};
 use crate::plan::Refusal;
 use crate::request::{Goal, Request};
 use crate::spec::{Hold, MachineSpec, Wish, WishKind};
+use crate::view::MachineState;
 
 /// The most lines of evidence for a wish that is not met.
 const MOST_REASONS: usize = 16;
@@ -38,6 +39,10 @@ pub(super) fn admit(engine: &mut Engine, request: &Request) -> Result<Concern, F
         Request::KillMachine(machine) => {
             is_up(engine, *machine)?;
             Ok(Concern { beside: true, ..concern("machine-kill", *machine) })
+        }
+        Request::RebootMachine(machine) => {
+            admit_reboot(engine, *machine)?;
+            Ok(concern("machine-reboot", *machine))
         }
         Request::RemoveMachine(machine) => {
             admit_removal(engine, *machine)?;
@@ -118,6 +123,24 @@ fn is_up(engine: &Engine, machine: MachineId) -> Result<(), Failure> {
         return Err(Failure::new(ErrorKind::Conflict, message));
     }
     connected(engine).map(drop)
+}
+
+/// A guest that is paused would not hear of it.
+pub(super) fn admit_reboot(engine: &Engine, machine: MachineId) -> Result<(), Failure> {
+    let found = record(engine, machine)?;
+    match found.state {
+        MachineState::Running => connected(engine).map(drop),
+        MachineState::Off
+        | MachineState::Preparing
+        | MachineState::Starting
+        | MachineState::Paused
+        | MachineState::Stopping
+        | MachineState::Failed
+        | MachineState::Unknown => {
+            let message = format!("machine {} is {}, not running", found.spec.name, state_word(found.state));
+            Err(Failure::new(ErrorKind::Conflict, message).remedy("a machine that is off is started, not rebooted"))
+        }
+    }
 }
 
 pub(super) fn admit_removal(engine: &Engine, machine: MachineId) -> Result<(), Failure> {

@@ -14,6 +14,7 @@ use crate::spec::{MachineSpec, Node};
 
 const FACTS: HostFacts = HostFacts { domain_type: DomainType::Kvm, cpus: 4, memory: 8 << 30, libvirt: 9_000_000, address_bits: 46 };
 const EPOCH: u64 = 7;
+const HOSTDEV: &str = "<hostdev type='pci'><source><address domain='0' bus='0x41' slot='0' function='0'/></source></hostdev>";
 
 struct Case {
     engine: Engine,
@@ -61,13 +62,16 @@ impl Case {
     fn runs_with(&self, epoch: u64) -> Hint {
         let xml = format!(
             "<domain><metadata><g:machine xmlns:g='{}' uuid='{}' tenant='{}' request-id=''><g:claim id='{}' epoch='{epoch}'/></g:machine>
-             </metadata></domain>",
+             </metadata><devices>{HOSTDEV}</devices></domain>",
             xml_templates::NAMESPACE,
             self.machine.0,
             TenantId::BUILT_IN,
             self.claim
         );
-        self.looked(Look::Running(Running { domain: Domain { uuid: self.machine.0, name: "a".into(), paused: false, xml }, process: None }))
+        self.looked(Look::Running(Running {
+            domain: Domain { uuid: self.machine.0, name: "a".into(), paused: false, asleep: false, xml },
+            process: None,
+        }))
     }
 
     fn looked(&self, look: Look) -> Hint {
@@ -119,7 +123,7 @@ fn a_domain_with_other_epochs_is_not_adopted() {
 fn a_domain_without_our_metadata_is_not_adopted() {
     let mut case = Case::new();
     case.hint(Hint::Libvirt(Notice::Connected(FACTS)));
-    let domain = Domain { uuid: case.machine.0, name: "a".into(), paused: false, xml: "<domain/>".into() };
+    let domain = Domain { uuid: case.machine.0, name: "a".into(), paused: false, asleep: false, xml: "<domain/>".into() };
     let seen = case.looked(Look::Running(Running { domain, process: None }));
     assert_eq!(case.hint(seen), (MachineState::Unknown, "a domain with its UUID runs that gpuward did not start".into()));
 }
@@ -149,4 +153,42 @@ fn a_change_of_a_domain_that_is_not_ours_leads_to_no_look() {
     case.hint(Hint::Libvirt(Notice::Connected(FACTS)));
     case.hint(Hint::Libvirt(Notice::Changed(Uuid::from_u128(1))));
     assert!(case.engine.machines.looking.is_empty());
+}
+
+#[test]
+fn a_device_that_was_taken_out_of_a_domain_or_put_into_it_is_said() {
+    let mut case = Case::new();
+    case.hint(Hint::Libvirt(Notice::Connected(FACTS)));
+    let seen = |case: &Case, devices: &str| {
+        let Hint::Looked(machine, look) = case.runs_with(EPOCH) else { panic!("a look") };
+        let Look::Running(Running { domain, process }) = *look else { panic!("it runs") };
+        let domain = Domain { xml: domain.xml.replace(HOSTDEV, devices), ..domain };
+        Hint::Looked(machine, Box::new(Look::Running(Running { domain, process })))
+    };
+    let without = seen(&case, "");
+    assert_eq!(case.hint(without), (MachineState::Running, "0000:41:00.0 was taken out of its domain".into()));
+    let with = seen(&case, &format!("{HOSTDEV}{}", HOSTDEV.replace("0x41", "0x42")));
+    assert_eq!(case.hint(with), (MachineState::Running, "0000:42:00.0 was put into its domain without a claim".into()));
+    let again = seen(&case, HOSTDEV);
+    assert_eq!(case.hint(again), (MachineState::Running, String::new()));
+}
+
+#[test]
+fn an_agent_that_was_heard_is_missed_until_the_guest_reboots() {
+    let mut case = Case::new();
+    case.hint(Hint::Libvirt(Notice::Connected(FACTS)));
+    let guest = |case: &mut Case, state: &str| {
+        let Hint::Looked(machine, look) = case.runs_with(EPOCH) else { panic!("a look") };
+        let Look::Running(Running { domain, process }) = *look else { panic!("it runs") };
+        let channel = format!("<channel><target type='virtio' name='org.qemu.guest_agent.0' state='{state}'/></channel></devices>");
+        let domain = Domain { xml: domain.xml.replace("</devices>", &channel), ..domain };
+        case.hint(Hint::Looked(machine, Box::new(Look::Running(Running { domain, process }))));
+        let view = views(&case.engine).remove(&case.machine).unwrap();
+        (view.guest_state, view.reboots)
+    };
+    assert_eq!(guest(&mut case, "disconnected"), ("started", 0));
+    assert_eq!(guest(&mut case, "connected"), ("agent-connected", 0));
+    assert_eq!(guest(&mut case, "disconnected"), ("agent-lost", 0));
+    case.hint(Hint::Libvirt(Notice::Rebooted(case.machine.0)));
+    assert_eq!(guest(&mut case, "disconnected"), ("started", 1));
 }

@@ -15,7 +15,7 @@ use crate::failure::{ErrorKind, Failure};
 use crate::id::{ClaimId, JobId, MachineId, TenantId};
 use crate::ledger::{ClaimRecord, Ledger, MachineRecord};
 use crate::libvirt::{HostFacts, Presence};
-use crate::machine::{self, Launch, Metadata, Running, Subject};
+use crate::machine::{self, Deadline, Launch, Metadata, Running, Subject};
 use crate::plan::Plan;
 use crate::preflight;
 use crate::request::Request;
@@ -30,6 +30,7 @@ pub(super) fn begin(engine: &mut Engine, job: JobId, request: Request) -> Result
         Request::StartMachine(machine) => begin_start(engine, job, machine),
         Request::StopMachine(machine) => begin_stop(engine, machine),
         Request::KillMachine(machine) => begin_kill(engine, job, machine),
+        Request::RebootMachine(machine) => begin_reboot(engine, machine),
         Request::RemoveMachine(machine) => begin_removal(engine, machine),
         Request::Apply { .. }
         | Request::Rescan
@@ -188,7 +189,8 @@ impl Start {
             .map_err(|error| Failure::new(ErrorKind::PreflightFailed, format!("cannot make {}: {error}", guest_dir.display())))?;
         let given = machine::Given { devices: &self.subject.devices, backing: &self.backing };
         let xml = machine::domain_xml(&self.spec, given, &metadata, &self.facts)?;
-        Ok(Launch { subject: self.subject.clone(), xml, within: deadline(&self.spec) })
+        let within = Deadline::to_start(&self.spec, self.subject.devices.len()).within();
+        Ok(Launch { subject: self.subject.clone(), xml, within })
     }
 
     fn confirm(&self, worker: &Worker, running: Running) -> Result<Outcome, Failure> {
@@ -220,7 +222,7 @@ impl Start {
         let reason = failure.message.clone();
         let ended = worker
             .commit(move |ledger| set(ledger, machine, MachineState::Stopping, &reason))
-            .and_then(|()| machine::end_now(&self.subject))
+            .and_then(|()| machine::end_now(&self.subject, to_vanish(&self.spec, &self.subject)))
             .and_then(|()| finish(worker, (machine, self.spec.hold), after(&failure), &failure.message));
         match ended {
             Ok(events) => Outcome { events, ..Outcome::failed(failure) },
@@ -229,17 +231,13 @@ impl Start {
     }
 }
 
+fn to_vanish(spec: &MachineSpec, subject: &Subject) -> Duration {
+    Deadline::to_vanish(spec, subject.devices.len()).within()
+}
+
 /// What a machine is after a start that came to nothing.
 fn after(failure: &Failure) -> MachineState {
     if failure.kind == ErrorKind::Canceled { MachineState::Off } else { MachineState::Failed }
-}
-
-// Creating pins the guest's whole memory, which takes about a second for each few GiB.
-fn deadline(spec: &MachineSpec) -> Duration {
-    match spec.start_deadline {
-        0 => Duration::from_secs(60 + 2 * (spec.memory >> 30)),
-        seconds => Duration::from_secs(seconds.into()),
-    }
 }
 
 fn begin_stop(engine: &mut Engine, machine: MachineId) -> Result<Work, Failure> {
@@ -248,11 +246,11 @@ fn begin_stop(engine: &mut Engine, machine: MachineId) -> Result<Work, Failure> 
     engine.commit(|ledger| set(ledger, machine, MachineState::Stopping, ""))?;
     Ok(Box::new(move |worker: &Worker| {
         worker.step("waiting for the guest to shut down", 0.1);
-        let stopped = machine::shut_down(&subject, Duration::from_secs(spec.stop_deadline.into()));
+        let stopped = machine::shut_down(&subject, Deadline::to_stop(&spec).within());
         let stopped = match stopped {
             Err(failure) if failure.kind == ErrorKind::DeadlineExceeded && spec.kill_after_deadline => {
                 worker.step(format!("killing it: {}", failure.message), 0.6);
-                machine::end_now(&subject)
+                machine::end_now(&subject, to_vanish(&spec, &subject))
             }
             stopped => stopped,
         };
@@ -261,7 +259,7 @@ fn begin_stop(engine: &mut Engine, machine: MachineId) -> Result<Work, Failure> 
 }
 
 fn begin_kill(engine: &mut Engine, job: JobId, machine: MachineId) -> Result<Work, Failure> {
-    let hold = admit::record(engine, machine)?.spec.hold;
+    let spec = admit::record(engine, machine)?.spec.clone();
     let subject = subject(engine, machine).ok_or_else(without_hypervisor)?;
     // Another job on it sees it go, and finishes what it began; one that starts it gives up.
     let others = engine.jobs.0.iter().filter(|(other, of)| **other != job && of.view.machine == Some(machine) && !of.view.state.is_over());
@@ -273,10 +271,19 @@ fn begin_kill(engine: &mut Engine, job: JobId, machine: MachineId) -> Result<Wor
     }
     Ok(Box::new(move |worker: &Worker| {
         worker.step("killing it", 0.1);
-        match machine::end_now(&subject) {
+        match machine::end_now(&subject, to_vanish(&spec, &subject)) {
             Ok(()) if !is_alone => Outcome::done(),
-            ended => conclude(worker, machine, hold, ended),
+            ended => conclude(worker, machine, spec.hold, ended),
         }
+    }))
+}
+
+fn begin_reboot(engine: &mut Engine, machine: MachineId) -> Result<Work, Failure> {
+    admit::admit_reboot(engine, machine)?;
+    let subject = subject(engine, machine).ok_or_else(without_hypervisor)?;
+    Ok(Box::new(move |worker: &Worker| {
+        worker.step("asking the guest to reboot", 0.1);
+        machine::reboot(&subject).map_or_else(Outcome::failed, |()| Outcome::done())
     }))
 }
 
